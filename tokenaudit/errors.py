@@ -1,0 +1,69 @@
+"""What goes wrong for a user, and how it is told: what, where, what to do.
+
+Code that finds a fault builds a `Problem`; code that can't go on raises a `TokenauditError` that holds every
+problem it found, so that a user mends them in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault.
+
+    Attributes:
+        what: what is wrong, with the offending value.
+        where: file, row and column, or file and key; None where the sentence already says it.
+        hint: what to do about it; None where there is nothing to add.
+    """
+
+    what: str
+    where: str | None = None
+    hint: str | None = None
+
+
+class TokenauditError(Exception):
+    """A fault that is the user's to mend. Exit code 2: nothing could be judged."""
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("; ".join(problem.what for problem in self.problems))
+
+
+class UsageError(TokenauditError):
+    """Arguments that contradict each other or name what isn't there."""
+
+
+class ConfigError(TokenauditError):
+    """A config that can't be read, or holds unknown keys or values out of range."""
+
+
+class LogError(TokenauditError):
+    """A log that can't be read, or holds structural faults."""
+
+
+class ResultError(TokenauditError):
+    """A saved result that can't be read or isn't one."""
+
+
+class LedgerError(AssertionError):
+    """Tokens were lost or counted twice: a fault of tokenaudit itself, never of the input."""
+
+
+def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
+    """A hint that names the entry of `known` closest to `name`, or lists all of them.
+
+    Args:
+        name: what the user wrote.
+        known: what exists.
+        label: the plural noun for what exists, such as "keys" or "columns".
+    """
+    options = list(known)
+    close = get_close_matches(name, options, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"{label}: {', '.join(options)}" if options else f"there are no {label}"
