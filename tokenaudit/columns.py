@@ -1,0 +1,148 @@
+"""Arrow columns of every accepted spelling, as plain numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from tokenaudit.schema import ColumnType
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
+    """Whether a column may have this Arrow type. The null type (no value at all) fits everywhere."""
+    if pat.is_null(arrow_type):
+        return True
+    if column_type is ColumnType.TEXT:
+        if pat.is_dictionary(arrow_type):
+            arrow_type = arrow_type.value_type
+        return _is_text(arrow_type) or pat.is_null(arrow_type)
+    if column_type is ColumnType.INTEGER:
+        return pat.is_integer(arrow_type)
+    if column_type is ColumnType.FLAG:
+        return pat.is_boolean(arrow_type)
+    if column_type is ColumnType.REAL:
+        return pat.is_floating(arrow_type) or pat.is_integer(arrow_type)
+    if not (pat.is_list(arrow_type) or pat.is_large_list(arrow_type)):
+        return False
+    element = arrow_type.value_type
+    if pat.is_null(element):
+        return True
+    if column_type is ColumnType.INTEGER_LIST:
+        return pat.is_integer(element)
+    if column_type is ColumnType.MASK_LIST:
+        return pat.is_integer(element) or pat.is_boolean(element)
+    return pat.is_floating(element)
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return pat.is_string(arrow_type) or pat.is_large_string(arrow_type) or pat.is_string_view(arrow_type)
+
+
+def nulls(array: pa.Array) -> Bools:
+    """True where a value is null."""
+    if array.null_count == 0:
+        return np.zeros(len(array), dtype=np.bool_)
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
+    """A column of integers as int64 of shape [rows], nulls and an absent column as `fill`."""
+    if array is None or pat.is_null(array.type):
+        return np.full(rows, fill, dtype=np.int64)
+    if array.null_count:
+        array = pc.fill_null(pc.cast(array, pa.int64(), safe=False), fill)
+    return array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+
+def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A column of numbers as float64 of shape [rows], nulls and an absent column as NaN."""
+    if array is None or pat.is_null(array.type):
+        return np.full(rows, np.nan)
+    return pc.fill_null(pc.cast(array, pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+
+
+def flags(array: pa.Array | None, rows: int) -> Bools:
+    """A column of bools of shape [rows], nulls and an absent column as False."""
+    if array is None or pat.is_null(array.type):
+        return np.zeros(rows, dtype=np.bool_)
+    return pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+
+
+def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None], int]) -> Int64s:
+    """A column of strings as int64 codes of shape [rows].
+
+    Args:
+        array: the column; absent counts as all null.
+        rows: its length.
+        code_of: gives the code of a string, and of None for null. It is called once per distinct value.
+    """
+    if array is None or pat.is_null(array.type):
+        return np.full(rows, code_of(None), dtype=np.int64)
+    if not pat.is_dictionary(array.type):
+        array = pc.dictionary_encode(array)
+    values = array.dictionary.to_pylist()
+    indices = integers(array.indices, rows, fill=len(values))
+    codes = np.full(
+        len(values) + 1, code_of(None) if indices.max(initial=0) == len(values) else 0, dtype=np.int64
+    )
+    for index in np.unique(indices[indices < len(values)]).tolist():
+        codes[index] = code_of(values[index])
+    return codes[indices]
+
+
+def text_at(array: pa.Array, row: int) -> str | None:
+    """One value of a column of strings, for a message."""
+    return array[row].as_py()
+
+
+class Lists(NamedTuple):
+    """A list column of shape [rows], flattened.
+
+    Attributes:
+        values: the elements of all rows, one after the other; null elements are 0.
+        lengths: elements per row, int64 of shape [rows]; 0 for a null list.
+        is_null: True where the whole list is null, of shape [rows].
+        null_element_rows: rows that hold a null element, ascending.
+    """
+
+    values: np.ndarray[Any, Any]
+    lengths: Int64s
+    is_null: Bools
+    null_element_rows: Int64s
+
+
+def lists(array: pa.Array | None, rows: int) -> Lists:
+    """A list column, flattened; an absent column counts as all null."""
+    if array is None or pat.is_null(array.type):
+        nothing = np.zeros(0, dtype=np.int64)
+        return Lists(nothing, np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_), nothing)
+    lengths = integers(pc.list_value_length(array), rows, fill=0)
+    values = array.flatten()
+    null_element_rows = np.zeros(0, dtype=np.int64)
+    if values.null_count:
+        ends = np.cumsum(lengths)
+        positions = np.flatnonzero(nulls(values))
+        null_element_rows = np.unique(np.searchsorted(ends, positions, side="right"))
+        values = _without_nulls(values)
+    return Lists(values.to_numpy(zero_copy_only=False), lengths, nulls(array), null_element_rows)
+
+
+def _without_nulls(values: pa.Array) -> pa.Array:
+    if pat.is_null(values.type):
+        return pa.array(np.zeros(len(values), dtype=np.int64))
+    return pc.fill_null(values, pa.scalar(0, pa.int8()).cast(values.type))
+
+
+def list_lengths(array: pa.Array | None, rows: int) -> Int64s:
+    """Lengths of a list column as int64 of shape [rows]; -1 for a null list."""
+    if array is None or pat.is_null(array.type):
+        return np.full(rows, -1, dtype=np.int64)
+    return integers(pc.list_value_length(array), rows, fill=-1)

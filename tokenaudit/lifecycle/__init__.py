@@ -1,0 +1,1 @@
+"""The replay buffer's lifecycle: pure, standard library only."""

@@ -1,0 +1,115 @@
+"""What a change of the buffer's state reports. Counting is a fold over these, done elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tokenaudit.lifecycle.types import Response, Status
+
+
+class Where(StrEnum):
+    """The operation in which a group expired."""
+
+    PUT = "put"
+    """It was already too old when it came in."""
+    REFRESH = "refresh"
+    """It became too old while it waited."""
+
+
+class ExpiryReason(StrEnum):
+    """Why a group expired."""
+
+    SEQUENCE = "sequence"
+    """A whole response was too old."""
+    TOKEN = "token"
+    """A response had no fresh token left to train."""
+    ARRIVED_EXPIRED = "arrived_expired"
+    """A member was put with the status expired."""
+
+
+class Fate(StrEnum):
+    """What becomes of an expired group."""
+
+    RESET = "reset"
+    """Its expired members lose their tokens and it waits to be generated again."""
+    DISCARDED = "discarded"
+    """It is lost, fresh members included."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPut:
+    """A group was handed to the buffer, whatever becomes of it."""
+
+    task_name: str
+    group_id: int
+    train_step: int
+    status: Status
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRejected:
+    """A group was discarded at put because it failed or was filtered; `status` tells which."""
+
+    task_name: str
+    group_id: int
+    status: Status
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupExpired:
+    """A group became expired.
+
+    Attributes:
+        expired: the members that are expired, as they were before.
+        fresh: the other members; a reset keeps them, a discard loses them.
+    """
+
+    task_name: str
+    group_id: int
+    train_step: int
+    where: Where
+    reason: ExpiryReason
+    fate: Fate
+    expired: tuple[Response, ...]
+    fresh: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MembersExpired:
+    """More members of a group that already waits as expired became too old and were reset."""
+
+    task_name: str
+    group_id: int
+    train_step: int
+    expired: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTaken:
+    """A group left the buffer with the batch of `train_step`.
+
+    Attributes:
+        token_stale_threshold: the staleness at which its tokens are masked; None where no token rule applies.
+    """
+
+    task_name: str
+    group_id: int
+    train_step: int
+    token_stale_threshold: int | None
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSampled:
+    """A group left its pool to be generated again; `status` is the pool's."""
+
+    task_name: str
+    group_id: int
+    status: Status
+    responses: tuple[Response, ...]
+
+
+LifecycleEvent = GroupPut | GroupRejected | GroupExpired | MembersExpired | GroupTaken | GroupSampled

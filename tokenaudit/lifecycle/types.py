@@ -1,0 +1,157 @@
+"""What the buffer holds: responses made of version runs, gathered in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+VersionRun = tuple[int, int, int]
+"""(model_step, tokens, trainable tokens) of consecutive tokens made by one version; plain for speed."""
+
+
+class Status(StrEnum):
+    """State of a response, and of a group."""
+
+    INIT = "init"
+    """Generation has not begun."""
+    COMPLETED = "completed"
+    """Generation ended by itself."""
+    ABORTED = "aborted"
+    """Generation was cut off, for instance by a weight sync."""
+    EXPIRED = "expired"
+    """Too old; its tokens are gone and it waits to be generated again."""
+    FAILED = "failed"
+    """Generation went wrong; the group is discarded."""
+    FILTERED = "filtered"
+    """The run's own filter rejected the group; it is discarded."""
+
+
+class Response:
+    """One sampled completion. It never changes: a reset makes a new one.
+
+    Attributes:
+        rollout_id: identity inside the task.
+        segment: position among the parts of a split rollout; 0 for a whole one.
+        status: how generation ended.
+        runs: its tokens as version runs, in order.
+        tokens: length.
+        trainable_tokens: tokens whose semantic mask is not 0.
+        oldest: smallest version; None without tokens.
+        newest_trainable: largest version among trainable tokens; None without any.
+        prior_len: leading tokens that earlier puts already produced.
+        agentic: whether it exempts its group from the token rule.
+        reward: None when unscored.
+    """
+
+    __slots__ = (
+        "agentic",
+        "newest_trainable",
+        "oldest",
+        "prior_len",
+        "reward",
+        "rollout_id",
+        "runs",
+        "segment",
+        "status",
+        "tokens",
+        "trainable_tokens",
+    )
+
+    def __init__(
+        self,
+        rollout_id: int,
+        status: Status,
+        runs: tuple[VersionRun, ...],
+        *,
+        prior_len: int = 0,
+        segment: int = 0,
+        agentic: bool = False,
+        reward: float | None = None,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.segment = segment
+        self.status = status
+        self.runs = runs
+        self.prior_len = prior_len
+        self.agentic = agentic
+        self.reward = reward
+        oldest = newest_trainable = None
+        tokens = trainable_tokens = 0
+        for model_step, run_tokens, run_trainable in runs:
+            if run_tokens and (oldest is None or model_step < oldest):
+                oldest = model_step
+            tokens += run_tokens
+            if run_trainable:
+                trainable_tokens += run_trainable
+                if newest_trainable is None or model_step > newest_trainable:
+                    newest_trainable = model_step
+        self.oldest = oldest
+        self.newest_trainable = newest_trainable
+        self.tokens = tokens
+        self.trainable_tokens = trainable_tokens
+
+    def __repr__(self) -> str:
+        return f"Response({self.rollout_id}.{self.segment} {self.status} {self.runs})"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (
+            self.rollout_id,
+            self.segment,
+            self.status,
+            self.runs,
+            self.prior_len,
+            self.agentic,
+            self.reward,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Response) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((self.rollout_id, self.segment))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identity inside the task: rollout and segment."""
+        return (self.rollout_id, self.segment)
+
+    def reset(self) -> Response:
+        """What is left after expiry: no tokens, no versions, no mask, no reward; `agentic` stays."""
+        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic)
+
+
+@dataclass(slots=True)
+class Group:
+    """The responses to one prompt."""
+
+    task_name: str
+    group_id: int
+    responses: tuple[Response, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identity in the log: task and group id."""
+        return (self.task_name, self.group_id)
+
+    @property
+    def is_agentic(self) -> bool:
+        """Whether any member is agentic, so that the token rule applies to none."""
+        return any(response.agentic for response in self.responses)
+
+
+_PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
+
+
+def group_status(responses: Iterable[Response]) -> Status:
+    """Status of a group: completed if all members are, else the first present of failed, aborted, expired, filtered."""
+    present = {response.status for response in responses}
+    for status in _PRECEDENCE:
+        if status in present:
+            return status
+    return Status.COMPLETED
+
+
+def token_count(responses: Iterable[Response]) -> int:
+    """Tokens of all the responses."""
+    return sum(response.tokens for response in responses)

@@ -1,0 +1,326 @@
+"""Rollout logs on disk: which files make one log, what they hold, and their rows in bounded batches."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.columns import is_accepted
+from tokenaudit.errors import LogError, Problem, nearest_hint
+from tokenaudit.schema import (
+    COLUMN_BY_NAME,
+    COLUMNS,
+    META_CONFIG,
+    META_SCHEMA_VERSION,
+    META_SOURCE,
+    SCHEMA_VERSION,
+    Column,
+    ColumnType,
+)
+
+TARGET_BATCH_ELEMENTS = 4_000_000
+"""Elements of list columns that a batch should hold; bounds memory whatever the size of file or row group."""
+MAX_BATCH_ROWS = 65_536
+MAX_ROW_ELEMENTS = 100_000_000
+"""Mean list elements per row above which a row group is refused: no response is that long, a crafted file is."""
+
+_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
+_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
+
+
+class LogFile(NamedTuple):
+    """One Parquet file of a log.
+
+    Attributes:
+        path: where it is.
+        rows: rows in it.
+        columns: the columns of the schema that it has.
+        batch_rows: rows per batch that keep a batch within `TARGET_BATCH_ELEMENTS`.
+    """
+
+    path: Path
+    rows: int
+    columns: tuple[str, ...]
+    batch_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log whose files were found and whose footers were read.
+
+    Attributes:
+        name: name for reports, without folders.
+        files: its files in reading order.
+        rows: rows in all files.
+        columns: columns of the schema that at least one file has, in schema order.
+        config_json: the run's own config from the metadata; None if there is none.
+        source: what wrote the log, from the metadata.
+        notes: what a person should know about it: columns not read, configs that differ between files.
+    """
+
+    name: str
+    files: tuple[LogFile, ...]
+    rows: int
+    columns: tuple[str, ...]
+    config_json: str | None
+    source: str | None
+    notes: tuple[str, ...]
+
+
+class LogBatch(NamedTuple):
+    """Consecutive rows of one file.
+
+    Attributes:
+        path: the file.
+        first_row: row of the file that the batch begins with, counted from 0.
+        columns: the columns read, as Arrow arrays by name.
+        rows: rows in the batch.
+    """
+
+    path: Path
+    first_row: int
+    columns: dict[str, pa.Array]
+    rows: int
+
+
+def open_log(paths: Sequence[Path]) -> Log:
+    """Find the files of a log and read their footers.
+
+    Args:
+        paths: files, folders (every `*.parquet` below them) or glob patterns; folders and patterns in name order.
+
+    Raises:
+        LogError: nothing found, a file that can't be read, columns that are missing or of an unknown type, or no
+            row at all; all such problems at once.
+    """
+    found = [_expand(path) for path in paths]
+    problems = [problem for _, problem in found if problem is not None]
+    files: list[LogFile] = []
+    notes: list[str] = []
+    metadata: dict[str, str] = {}
+    unknown: dict[str, None] = {}
+    for path in (path for group, _ in found for path in group):
+        opened = _open_file(path, problems)
+        if opened is None:
+            continue
+        file, names, file_metadata = opened
+        files.append(file)
+        unknown.update(dict.fromkeys(name for name in names if name not in COLUMN_BY_NAME))
+        for key, value in file_metadata.items():
+            if metadata.setdefault(key, value) != value:
+                notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
+    present = {name for file in files for name in file.columns}
+    if not problems:
+        problems.extend(_missing_columns(files[0].path, present, unknown))
+    rows = sum(file.rows for file in files)
+    if not problems and rows == 0:
+        problems.append(Problem("the log has no row", str(files[0].path), "record at least one put"))
+    if problems:
+        raise LogError(problems)
+    return Log(
+        name=", ".join(path.name or str(path) for path in paths),
+        files=tuple(files),
+        rows=rows,
+        columns=tuple(column.name for column in COLUMNS if column.name in present),
+        config_json=metadata.get(META_CONFIG),
+        source=metadata.get(META_SOURCE),
+        notes=(*_misspelled(present, unknown), *notes),
+    )
+
+
+def read_batches(
+    log: Log, columns: Sequence[str], on_progress: Callable[[int], None] | None = None
+) -> Iterator[LogBatch]:
+    """Stream the rows of a log.
+
+    Args:
+        log: an opened log.
+        columns: names of the columns to read; those a file lacks are left out of its batches.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: a file is damaged behind its footer, or vanished.
+    """
+    rows_done = 0
+    for file in log.files:
+        wanted = [name for name in columns if name in file.columns]
+        first_row = 0
+        try:
+            with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
+                for batch in parquet.iter_batches(batch_size=file.batch_rows, columns=wanted):
+                    arrays = {name: batch.column(name) for name in wanted}
+                    yield LogBatch(file.path, first_row, arrays, batch.num_rows)
+                    first_row += batch.num_rows
+                    rows_done += batch.num_rows
+                    if on_progress is not None:
+                        on_progress(rows_done)
+        except (pa.ArrowException, OSError) as error:
+            where = f"{file.path}, behind row {first_row}"
+            raise LogError(
+                Problem(f"damaged Parquet file: {_first_line(error)}", where, _COPY_AGAIN)
+            ) from error
+
+
+_COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
+
+
+def _expand(path: Path) -> tuple[list[Path], Problem | None]:
+    """The files behind one path argument, or why there are none."""
+    text = str(path)
+    if path.is_dir():
+        below = (file for file in path.rglob("*.parquet") if file.is_file())
+        hidden = (".", "_")
+        files = [
+            file
+            for file in below
+            if not any(part.startswith(hidden) for part in file.relative_to(path).parts)
+        ]
+        files.sort(key=lambda file: file.relative_to(path).parts)
+        if files:
+            return files, None
+        return [], Problem(
+            "the folder holds no *.parquet file", text, "name the folder the log was written to"
+        )
+    if path.exists():
+        return [path], None
+    if glob.has_magic(text):
+        matches = sorted(Path(match) for match in glob.glob(text, recursive=True))
+        files = [match for match in matches if match.is_file()]
+        if files:
+            return files, None
+        return [], Problem("the pattern matches no file", text, "quote it, and check it with ls")
+    parent = path.parent
+    try:
+        neighbours = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+    except OSError:
+        neighbours = []
+    close = get_close_matches(path.name, neighbours, n=1)
+    hint = (
+        f"did you mean {parent / close[0]}?" if close else "give a Parquet file, a folder or a glob pattern"
+    )
+    return [], Problem("there is no such file or folder", text, hint)
+
+
+def _open_file(path: Path, problems: list[Problem]) -> tuple[LogFile, list[str], dict[str, str]] | None:
+    """Read one footer; adds to `problems` what is wrong with it."""
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            problems.append(Problem("empty file (0 bytes)", str(path), _COPY_AGAIN))
+            return None
+        with pq.ParquetFile(path, pre_buffer=False) as parquet:
+            schema = parquet.schema_arrow
+            metadata = _text_metadata(schema.metadata)
+            rows = parquet.metadata.num_rows
+            before = len(problems)
+            problems.extend(_schema_problems(path, schema, metadata))
+            batch_rows = _batch_rows(path, parquet.metadata, problems)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        problems.append(_unreadable(path, error))
+        return None
+    if len(problems) > before:
+        return None
+    columns = tuple(name for name in COLUMN_BY_NAME if name in schema.names)
+    return LogFile(path, rows, columns, batch_rows), schema.names, metadata
+
+
+def _unreadable(path: Path, error: Exception) -> Problem:
+    if isinstance(error, PermissionError):
+        return Problem("no permission to read the file", str(path), "check its owner and mode")
+    if isinstance(error, UnicodeDecodeError):
+        return Problem("its metadata isn't UTF-8 text", str(path), _COPY_AGAIN)
+    try:
+        with path.open("rb") as file:
+            begins_well = file.read(4) == b"PAR1"
+    except OSError:
+        begins_well = False
+    if begins_well:
+        return Problem(f"truncated or damaged Parquet file: {_first_line(error)}", str(path), _COPY_AGAIN)
+    return Problem(
+        "not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
+    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE)
+    return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
+
+
+def _schema_problems(path: Path, schema: pa.Schema, metadata: dict[str, str]) -> Iterator[Problem]:
+    version = metadata.get(META_SCHEMA_VERSION)
+    if version is not None and version.strip() != str(SCHEMA_VERSION):
+        hint = f"this release reads version {SCHEMA_VERSION}; update tokenaudit or write the log again"
+        yield Problem(f"log schema version {version!r}", str(path), hint)
+    for name, column in COLUMN_BY_NAME.items():
+        indices = schema.get_all_field_indices(name)
+        if len(indices) > 1:
+            yield Problem(f"column {name!r} is there {len(indices)} times", str(path), "keep one of them")
+        elif indices and not is_accepted(column.type, schema.field(name).type):
+            what = f"column {name!r} has the type {schema.field(name).type}"
+            yield Problem(what, str(path), f"accepted: {column.type.value}")
+
+
+def _missing_columns(path: Path, present: set[str], unknown: dict[str, None]) -> Iterator[Problem]:
+    there = [*(column.name for column in COLUMNS if column.name in present), *unknown]
+    for column in COLUMNS:
+        if column.required and column.name not in present:
+            yield Problem(
+                f"column {column.name!r} is missing",
+                f"{path}: {_listing(there)}",
+                _column_hint(column, unknown),
+            )
+    if not present.intersection(_LENGTH_COLUMNS):
+        hint = nearest_hint("response_len", unknown, "columns that are not read")
+        what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
+        yield Problem(what, f"{path}: {_listing(there)}", hint)
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:40])
+    return f"columns are {shown}" + (", …" if len(names) > 40 else "")
+
+
+def _column_hint(column: Column, unknown: dict[str, None]) -> str:
+    close = get_close_matches(column.name, list(unknown), n=1)
+    if close:
+        return f"nearest: {close[0]!r}; rename it if it holds {column.meaning.split(';')[0]}"
+    return f"it holds: {column.meaning.split(';')[0]}"
+
+
+def _misspelled(present: set[str], unknown: dict[str, None]) -> Iterator[str]:
+    absent = [name for name in COLUMN_BY_NAME if name not in present]
+    for name in unknown:
+        close = get_close_matches(name, absent, n=1, cutoff=0.85)
+        if close:
+            yield f"column {name!r} is not read; did you mean {close[0]!r}?"
+
+
+def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) -> int:
+    """Rows per batch that keep the list columns of every row group within the target."""
+    list_columns = {column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed}
+    most = 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        rows = max(group.num_rows, 1)
+        for position in range(group.num_columns):
+            chunk = group.column(position)
+            if chunk.path_in_schema.split(".")[0] in list_columns:
+                most = max(most, -(-chunk.num_values // rows))
+    if most > MAX_ROW_ELEMENTS:
+        what = f"a row group has {most} list elements per row on average"
+        problems.append(
+            Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response")
+        )
+    return max(1, min(MAX_BATCH_ROWS, TARGET_BATCH_ELEMENTS // max(most, 1)))

@@ -1,0 +1,207 @@
+"""Every number a step row holds: its name, unit, better direction and meaning.
+
+Names are API: tables, JSON, gates and documentation take them from here, and no other module spells one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Unit(StrEnum):
+    """What a metric counts."""
+
+    GROUPS = "groups"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+    STEPS = "train steps"
+    REWARD = "reward"
+    VERSION = "version"
+
+
+class Better(StrEnum):
+    """The direction in which a change of the metric is an improvement."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    NEUTRAL = "neutral"
+
+
+class Total(StrEnum):
+    """How the values of tasks and steps combine."""
+
+    SUM = "sum"
+    """Tasks and steps add up."""
+    LAST = "last"
+    """A level: tasks add up, a run has the value of its last row."""
+    MAX = "max"
+    """The largest value; null where there is none."""
+    RANK = "rank"
+    """A nearest-rank quantile, taken anew over all the tokens behind it."""
+    STATE = "state"
+    """Belongs to a step as a whole: neither tasks nor totals have it."""
+    END = "end"
+    """Known once a run has ended: the ledger has it, rows don't."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One column of a step row. Two metrics are the same only if they are the same object."""
+
+    name: str
+    unit: Unit
+    better: Better
+    total: Total
+    help: str
+
+
+METRICS: dict[str, Metric] = {}
+"""All metrics by name, in the order in which rows show them."""
+
+
+def _metric(
+    name: str, unit: Unit, help_text: str, better: Better = Better.NEUTRAL, total: Total = Total.SUM
+) -> Metric:
+    metric = Metric(name, unit, better, total, help_text)
+    METRICS[name] = metric
+    return metric
+
+
+_GROUPS, _SAMPLES, _TOKENS, _STEPS = Unit.GROUPS, Unit.SAMPLES, Unit.TOKENS, Unit.STEPS
+_LOWER, _HIGHER = Better.LOWER, Better.HIGHER
+
+MODEL_STEP = _metric(
+    "model_step", Unit.VERSION, "version in the engine at the take; null if unknown", total=Total.STATE
+)
+
+PUT_GROUPS = _metric("put_groups", _GROUPS, "groups put into the buffer")
+PRODUCED_SAMPLES = _metric("produced_samples", _SAMPLES, "responses in those groups")
+PRODUCED_TOKENS = _metric(
+    "produced_tokens", _TOKENS, "new tokens of this round, discarded groups included", _HIGHER
+)
+CARRIED_IN_TOKENS = _metric(
+    "carried_in_tokens", _TOKENS, "tokens made before a rollout's first put in the log"
+)
+
+FAILED_SAMPLES = _metric("failed_samples", _SAMPLES, "responses of groups discarded as failed", _LOWER)
+FAILED_TOKENS = _metric("failed_tokens", _TOKENS, "all tokens of groups discarded as failed", _LOWER)
+FILTERED_SAMPLES = _metric("filtered_samples", _SAMPLES, "responses of groups the run's own filter rejected")
+FILTERED_TOKENS = _metric("filtered_tokens", _TOKENS, "all tokens of groups the run's own filter rejected")
+
+EXPIRED_GROUPS = _metric(
+    "expired_groups", _GROUPS, "groups that became expired, discarded ones included", _LOWER
+)
+EXPIRED_AT_PUT = _metric("expired_at_put", _GROUPS, "groups that became expired when they were put", _LOWER)
+EXPIRED_AT_REFRESH = _metric(
+    "expired_at_refresh", _GROUPS, "groups that became expired while they waited", _LOWER
+)
+EXPIRED_BY_SEQUENCE = _metric(
+    "expired_by_sequence", _GROUPS, "groups expired because a whole response was too old", _LOWER
+)
+EXPIRED_BY_TOKEN = _metric(
+    "expired_by_token", _GROUPS, "groups expired because a response had no fresh token left to train", _LOWER
+)
+RESET_TOKENS = _metric(
+    "reset_tokens", _TOKENS, "tokens of expired responses that are generated again", _LOWER
+)
+DISCARDED_GROUPS = _metric("discarded_groups", _GROUPS, "expired groups that are lost", _LOWER)
+DISCARDED_STALE_TOKENS = _metric(
+    "discarded_stale_tokens", _TOKENS, "tokens of the expired responses of lost groups", _LOWER
+)
+DISCARDED_FRESH_TOKENS = _metric(
+    "discarded_fresh_tokens", _TOKENS, "tokens of fresh responses lost with an expired mate", _LOWER
+)
+
+TAKEN_GROUPS = _metric("taken_groups", _GROUPS, "groups in the batch", _HIGHER)
+TAKEN_TOKENS = _metric("taken_tokens", _TOKENS, "tokens in the batch", _HIGHER)
+TRAINED_TOKENS = _metric("trained_tokens", _TOKENS, "tokens of the batch that are in the loss", _HIGHER)
+MASKED_STALE_TOKENS = _metric(
+    "masked_stale_tokens", _TOKENS, "tokens of the batch left out of the loss because they are stale", _LOWER
+)
+MASKED_SEMANTIC_TOKENS = _metric(
+    "masked_semantic_tokens", _TOKENS, "tokens of the batch that the recorded mask leaves out of the loss"
+)
+DROPPED_TOKENS = _metric(
+    "dropped_tokens", _TOKENS, "reset, discarded (stale and fresh) and masked as stale", _LOWER
+)
+SHORTFALL_GROUPS = _metric("shortfall_groups", _GROUPS, "groups asked for that weren't there to take", _LOWER)
+
+LEFTOVER_COMPLETED = _metric(
+    "leftover_completed", _GROUPS, "completed groups left right after the take", total=Total.LAST
+)
+LEFTOVER_ABORTED = _metric(
+    "leftover_aborted", _GROUPS, "aborted groups left right after the take", total=Total.LAST
+)
+LEFTOVER_EXPIRED = _metric(
+    "leftover_expired", _GROUPS, "expired groups that wait to be generated again", total=Total.LAST
+)
+
+SEQ_STALENESS_MAX = _metric(
+    "seq_staleness_max", _STEPS, "staleness of the oldest response taken; null if none", _LOWER, Total.MAX
+)
+SEQ_STALENESS_SUM = _metric("seq_staleness_sum", _STEPS, "sum over the responses taken", _LOWER)
+TOKEN_STALENESS_P50 = _metric(
+    "token_staleness_p50", _STEPS, "median staleness of the trained tokens; null if none", _LOWER, Total.RANK
+)
+TOKEN_STALENESS_P95 = _metric(
+    "token_staleness_p95", _STEPS, "95th percentile over the trained tokens; null if none", _LOWER, Total.RANK
+)
+TOKEN_STALENESS_MAX = _metric(
+    "token_staleness_max", _STEPS, "staleness of the oldest trained token; null if none", _LOWER, Total.RANK
+)
+
+RAW_REWARDS_SUM = _metric(
+    "raw_rewards_sum", Unit.REWARD, "rewards of completed and of filtered groups, as put"
+)
+RAW_REWARDS_COUNT = _metric("raw_rewards_count", _SAMPLES, "responses behind that sum")
+
+RESTARTED_TOKENS = _metric(
+    "restarted_tokens", _TOKENS, "held tokens that a later put did not continue from", _LOWER
+)
+AVOIDED_TOKENS = _metric(
+    "avoided_tokens", _TOKENS, "new tokens of recorded puts this config would not have asked for"
+)
+REGENERATED_TOKENS = _metric(
+    "regenerated_tokens", _TOKENS, "recorded prefix tokens this config has lost and makes again"
+)
+COUNTERFACTUAL_TOKENS = _metric(
+    "counterfactual_tokens",
+    _TOKENS,
+    "avoided, regenerated, and restarted where this config would have continued: tokens that replay had to "
+    "reason about because the run went another way",
+)
+
+HELD_TOKENS = _metric("held_tokens", _TOKENS, "tokens in the buffer at the end", total=Total.END)
+IN_FLIGHT_TOKENS = _metric(
+    "in_flight_tokens", _TOKENS, "tokens of groups sampled and not put again by the end", total=Total.END
+)
+
+ROW_METRICS: tuple[Metric, ...] = tuple(
+    metric for metric in METRICS.values() if metric.total is not Total.END
+)
+"""What a step row holds, in order."""
+
+QUANTILES: dict[Metric, int] = {TOKEN_STALENESS_P50: 50, TOKEN_STALENESS_P95: 95, TOKEN_STALENESS_MAX: 100}
+"""Rank metrics over the trained tokens, with their percentage."""
+
+LEDGER_SOURCES = (PRODUCED_TOKENS, CARRIED_IN_TOKENS)
+"""Where tokens come from."""
+
+LEDGER_FATES = (
+    TRAINED_TOKENS,
+    MASKED_STALE_TOKENS,
+    MASKED_SEMANTIC_TOKENS,
+    RESET_TOKENS,
+    DISCARDED_STALE_TOKENS,
+    DISCARDED_FRESH_TOKENS,
+    FAILED_TOKENS,
+    FILTERED_TOKENS,
+    RESTARTED_TOKENS,
+    HELD_TOKENS,
+    IN_FLIGHT_TOKENS,
+)
+"""Where tokens end."""
+
+DROPPED_PARTS = (RESET_TOKENS, DISCARDED_STALE_TOKENS, DISCARDED_FRESH_TOKENS, MASKED_STALE_TOKENS)
+"""The parts of `DROPPED_TOKENS`."""

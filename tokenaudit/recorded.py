@@ -1,0 +1,223 @@
+"""Recorded puts as a config sees them: versions stamped and synced, fitted to what replay holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenaudit.digest import PRIOR_UNKNOWN, STATUSES, Digest
+from tokenaudit.lifecycle.staleness import live_version
+from tokenaudit.lifecycle.types import Response, Status, VersionRun
+from tokenaudit.runs import MISSING_VERSION, Int32s
+from tokenaudit.token_ids import SAME, UNKNOWN
+
+Held = Mapping[tuple[int, int], int]
+"""Tokens held of each response, by rollout and segment."""
+
+
+class FittedPut(NamedTuple):
+    """The responses of a put and what fitting them to the held tokens cost; see `run_events.PutReconciled`.
+
+    Attributes:
+        restarted_by_log: the part of `restarted_tokens` that belongs to responses that failed.
+    """
+
+    responses: tuple[Response, ...]
+    carried_in_tokens: int
+    restarted_tokens: int
+    restarted_by_log: int
+    regenerated_tokens: int
+
+
+class RecordedPuts:
+    """The puts of a digest under one weight-sync timeline.
+
+    Args:
+        digest: the log.
+        sync_weights_interval: K, in train steps.
+        resync: map every version to the one that would have been live had weights been synced every K steps.
+
+    Tokens without a version get the version of a sync every K steps, whatever `resync` says.
+    """
+
+    def __init__(self, digest: Digest, sync_weights_interval: int, *, resync: bool) -> None:
+        self._digest = digest
+        self._interval = sync_weights_interval
+        self._resync = resync
+        self._stamped = _stamped(digest, sync_weights_interval)
+        self._live = self._stamped
+        if resync:
+            self._live = self._stamped // sync_weights_interval * sync_weights_interval
+
+    @property
+    def stamped_tokens(self) -> int:
+        """Tokens that carried no version."""
+        runs = self._digest.runs
+        return int(runs.tokens[runs.model_step == MISSING_VERSION].sum(dtype=np.int64))
+
+    def live(self, model_step: int) -> int:
+        """A recorded version under this timeline."""
+        return live_version(model_step, self._interval) if self._resync else model_step
+
+    def fit(self, event: int, held: Held) -> FittedPut:
+        """The responses of a put, given the tokens held of them.
+
+        A response of which less is held than the log continued from is regenerated whole, with the version of
+        this put.
+        """
+        put = self._rows(event)
+        responses: list[Response] = []
+        carried_in = restarted = restarted_by_log = regenerated = 0
+        for row, rollout_id, segment, status, runs, is_first in put:
+            tokens_held = held.get((rollout_id, segment), 0)
+            prior_len = self._prior_len(row, tokens_held)
+            if is_first:
+                carried_in += prior_len
+            elif tokens_held >= prior_len:
+                restarted += tokens_held - prior_len
+                if status is Status.FAILED:
+                    restarted_by_log += tokens_held - prior_len
+            else:
+                restarted += tokens_held
+                regenerated += prior_len
+                prior_len = 0
+                runs = self._regenerated(event, runs)
+            responses.append(self._response(row, rollout_id, segment, status, runs, prior_len))
+        return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)
+
+    def new_tokens(self, event: int, held: Held) -> int:
+        """New tokens of a put as recorded, given the tokens held of its responses."""
+        responses = self._digest.responses
+        first, last = self._span(event)
+        total = int(responses.tokens[first:last].sum())
+        for row in range(first, last):
+            key = (int(responses.rollout_id[row]), int(responses.segment[row]))
+            total -= self._prior_len(row, held.get(key, 0))
+        return total
+
+    def _span(self, event: int) -> tuple[int, int]:
+        first_response = self._digest.events.first_response
+        return int(first_response[event]), int(first_response[event + 1])
+
+    def _rows(self, event: int) -> list[tuple[int, int, int, Status, tuple[VersionRun, ...], bool]]:
+        """(row, rollout_id, segment, status, runs, is_first_put) of every response of a put."""
+        first, last = self._span(event)
+        responses, runs = self._digest.responses, self._digest.runs
+        offsets = responses.first_run[first : last + 1].tolist()
+        begin, end = offsets[0], offsets[-1]
+        triples = list(
+            zip(
+                self._live[begin:end].tolist(),
+                runs.tokens[begin:end].tolist(),
+                runs.trainable[begin:end].tolist(),
+                strict=True,
+            )
+        )
+        columns = zip(
+            range(first, last),
+            responses.rollout_id[first:last].tolist(),
+            responses.segment[first:last].tolist(),
+            responses.status[first:last].tolist(),
+            offsets,
+            offsets[1:],
+            responses.is_first_put[first:last].tolist(),
+            strict=False,
+        )
+        return [
+            (row, rollout_id, segment, STATUSES[status], tuple(triples[low - begin : high - begin]), is_first)
+            for row, rollout_id, segment, status, low, high, is_first in columns
+        ]
+
+    def _response(
+        self,
+        row: int,
+        rollout_id: int,
+        segment: int,
+        status: Status,
+        runs: tuple[VersionRun, ...],
+        prior_len: int,
+    ) -> Response:
+        responses = self._digest.responses
+        reward = float(responses.reward[row])
+        return Response(
+            rollout_id,
+            status,
+            runs,
+            prior_len=prior_len,
+            segment=segment,
+            agentic=bool(responses.agentic[row]),
+            reward=None if reward != reward else reward,
+        )
+
+    def _prior_len(self, row: int, tokens_held: int) -> int:
+        """Leading tokens that earlier puts produced: recorded, or told from the response's put before.
+
+        A response rolled again by the same version looks like one put again unchanged; what is held tells them
+        apart.
+        """
+        responses = self._digest.responses
+        recorded = int(responses.prior_len[row])
+        if recorded != PRIOR_UNKNOWN:
+            return recorded
+        previous = int(responses.previous[row])
+        if previous < 0 or not self._continues(previous, row):
+            return 0
+        return min(int(responses.tokens[previous]), tokens_held)
+
+    def _continues(self, previous: int, row: int) -> bool:
+        verdict = int(self._digest.responses.continues_ids[row])
+        if verdict != UNKNOWN:
+            return verdict == SAME
+        return _is_prefix(self._stamped_runs(previous), self._stamped_runs(row))
+
+    def _stamped_runs(self, row: int) -> list[tuple[int, int]]:
+        """(version, tokens) of a response's runs before any resync."""
+        first, last = self._digest.responses.first_run[row : row + 2].tolist()
+        tokens = self._digest.runs.tokens[first:last].tolist()
+        return list(zip(self._stamped[first:last].tolist(), tokens, strict=True))
+
+    def _regenerated(self, event: int, runs: tuple[VersionRun, ...]) -> tuple[VersionRun, ...]:
+        """All tokens of a response, made by the put's version: the one it names, else the largest in it."""
+        model_step = int(self._digest.events.model_step[event])
+        if model_step < 0:
+            first, last = self._span(event)
+            low, high = self._digest.responses.first_run[[first, last]].tolist()
+            model_step = int(self._stamped[low:high].max(initial=0))
+        tokens = sum(run[1] for run in runs)
+        return ((self.live(model_step), tokens, sum(run[2] for run in runs)),) if tokens else ()
+
+
+def _stamped(digest: Digest, sync_weights_interval: int) -> Int32s:
+    """Versions of all runs; where the log has none, the version live at the put under a sync every interval."""
+    recorded = digest.runs.model_step
+    missing = np.flatnonzero(recorded == MISSING_VERSION)
+    if len(missing) == 0:
+        return recorded
+    row = np.searchsorted(digest.responses.first_run, missing, side="right") - 1
+    event = np.searchsorted(digest.events.first_response, row, side="right") - 1
+    trained = np.maximum(digest.events.train_step[event] - 1, 0)
+    stamped = recorded.copy()
+    stamped[missing] = trained // sync_weights_interval * sync_weights_interval
+    return stamped
+
+
+def _is_prefix(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> bool:
+    """Whether the versions of one response begin with those of another; runs may split one version."""
+    position = left = 0
+    version = None
+    for wanted, tokens in earlier:
+        while tokens:
+            if left == 0:
+                if position == len(later):
+                    return False
+                version, left = later[position]
+                position += 1
+                continue
+            if version != wanted:
+                return False
+            step = min(left, tokens)
+            tokens -= step
+            left -= step
+    return True

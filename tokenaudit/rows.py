@@ -1,0 +1,350 @@
+"""Check the rows of a batch and reduce its token columns.
+
+Each method looks at one family of columns, notes what is structurally wrong, and hands on plain arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenaudit import columns as col
+from tokenaudit.columns import Bools, Int64s, Lists
+from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_UNKNOWN, STATUS_CODE
+from tokenaudit.faults import BatchFaults, FaultKind
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log import LogBatch
+from tokenaudit.runs import MISSING_VERSION, Runs, version_runs
+from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.token_ids import UNKNOWN, PrefixMemory
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+_INT32_MAX = 2**31 - 1
+_ABSENT = -(2**63)
+"""Stands for null while a row is checked: no accepted value equals it."""
+_UNKNOWN_CODE = -2
+_PUT, _SAMPLE, _TAKE, _SYNC = (
+    KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
+)
+_EVENT_IDENTITY = {
+    "event_id": "event_id",
+    "kind": "event",
+    "train_step": "train_step",
+    "task": "task_name",
+    "group_id": "group_id",
+}
+"""What the rows of one event share, by the column that tells it."""
+
+
+def kind_code(text: str | None) -> int:
+    if text is None:
+        return _PUT
+    try:
+        return KIND_CODE[EventKind(text)]
+    except ValueError:
+        return _UNKNOWN_CODE
+
+
+def _status_code(text: str | None) -> int:
+    if text is None:
+        return NO_VALUE
+    try:
+        return STATUS_CODE[Status(text)]
+    except ValueError:
+        return _UNKNOWN_CODE
+
+
+class CheckedRows(NamedTuple):
+    """One batch, checked.
+
+    Attributes:
+        events: the event columns of all rows, by name; see `RowChecker`.
+        responses: the response columns of all rows, by name; meaningless where a row isn't a faultless put.
+        runs: version runs of the faultless puts, in order.
+        faults: what is wrong with the batch.
+        groups_before: groups (task, group id) of earlier rows that a faulty row of this batch is mixed up with.
+    """
+
+    events: Columns
+    responses: Columns
+    runs: Runs
+    faults: BatchFaults
+    groups_before: tuple[tuple[int, int], ...]
+
+
+class RowChecker:
+    """Checks the batches of one log in order.
+
+    Event columns: kind, event_id, train_step, model_step, task, group_id, batch_size, with the null codes of
+    `tokenaudit.digest.Events`. Response columns: rollout_id, status, tokens, prior_len, reward, agentic,
+    continues_ids, run_count.
+
+    Args:
+        allow_missing_versions: accept tokens without a version whose put has no `model_step`.
+        compare_ids: compare token ids between the puts of a response.
+    """
+
+    def __init__(self, *, allow_missing_versions: bool, compare_ids: bool) -> None:
+        self._allow_missing_versions = allow_missing_versions
+        self._compare_ids = compare_ids
+        self.task_codes: dict[str, int] = {}
+        """Task names by code, in order of appearance in any row."""
+        self.unscored_rewards = 0
+        """Rewards of puts so far that are infinite."""
+        self._last: dict[str, int] | None = None
+        self._prefixes = PrefixMemory()
+
+    def check(self, batch: LogBatch) -> CheckedRows:
+        """Check the next rows, at least one."""
+        faults = BatchFaults(batch.path, batch.first_row, batch.rows)
+        rows = self._event_columns(batch, faults)
+        groups_before = self._check_order(rows, faults)
+        responses, runs = self._response_columns(batch, rows, faults)
+        del rows["rollout_id"], rows["status"]
+        return CheckedRows(rows, responses, runs, faults, groups_before)
+
+    def _task_code(self, text: str | None) -> int:
+        return self.task_codes.setdefault(DEFAULT_TASK if text is None else text, len(self.task_codes))
+
+    def _event_columns(self, batch: LogBatch, faults: BatchFaults) -> Columns:
+        """The columns that say what happens, checked; `_ABSENT` where a needed value is null."""
+        count = batch.rows
+        kind = col.text_codes(batch.columns.get("event"), count, kind_code)
+        status = col.text_codes(batch.columns.get("status"), count, _status_code)
+        rows: Columns = {"kind": kind, "status": status}
+        for name in ("event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size"):
+            rows[name] = col.integers(batch.columns.get(name), count, fill=_ABSENT)
+        rows["task"] = col.text_codes(batch.columns.get("task_name"), count, self._task_code)
+        self._check_needed(rows, faults)
+
+        def name_value(name: str) -> Callable[[int], str]:
+            return lambda row: f"unknown {name} {col.text_at(batch.columns[name], row)}"
+
+        is_unknown = kind == _UNKNOWN_CODE
+        is_group = (kind == _PUT) | (kind == _SAMPLE)
+        faults.add(FaultKind.UNKNOWN_EVENT, "event", is_unknown, name_value("event"))
+        faults.add(
+            FaultKind.UNKNOWN_STATUS, "status", is_group & (status == _UNKNOWN_CODE), name_value("status")
+        )
+        has_version = (kind == _PUT) | (kind == _SYNC)
+        for name, where in (("model_step", has_version), ("batch_size", kind == _TAKE)):
+            _check_range(rows[name], name, where & (rows[name] != _ABSENT), faults)
+        has_version &= rows["model_step"] != _ABSENT
+        rows["model_step"] = np.where(has_version, rows["model_step"], NO_VALUE)
+        rows["train_step"] = np.where(kind == _SAMPLE, 0, rows["train_step"])
+        rows["batch_size"] = np.where(kind == _TAKE, rows["batch_size"], 0)
+        rows["group_id"] = np.where(is_group | is_unknown, rows["group_id"], 0)
+        rows["task"] = np.where(is_group | is_unknown | (kind == _TAKE), rows["task"], NO_VALUE)
+        return rows
+
+    @staticmethod
+    def _check_needed(rows: Columns, faults: BatchFaults) -> None:
+        kind = rows["kind"]
+        is_group = (kind == _PUT) | (kind == _SAMPLE)
+        needed = {
+            "event_id": kind >= _UNKNOWN_CODE,
+            "train_step": (kind != _SAMPLE) & (kind != _UNKNOWN_CODE),
+            "group_id": is_group,
+            "rollout_id": kind == _PUT,
+            "batch_size": kind == _TAKE,
+        }
+        for name, where in needed.items():
+            is_null = where & (rows[name] == _ABSENT)
+            faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
+        is_null = is_group & (rows["status"] == NO_VALUE)
+        faults.add(FaultKind.MISSING_VALUE, "status", is_null, lambda _: "status is null")
+
+    def _check_order(self, rows: Columns, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
+        """Event ids never fall, and the rows of one event agree on what it is."""
+        before = self._last or {name: int(rows[name][0]) for name in _EVENT_IDENTITY}
+        joined = {name: np.concatenate([[before[name]], rows[name]]) for name in _EVENT_IDENTITY}
+        ids = joined["event_id"]
+        reached = np.maximum.accumulate(np.concatenate([[before.get("reached", ids[0])], ids[1:]]))
+        self._last = {name: int(rows[name][-1]) for name in _EVENT_IDENTITY} | {"reached": int(reached[-1])}
+        faults.add(
+            FaultKind.EVENT_ID_FALLS,
+            "event_id",
+            (ids[1:] < reached[:-1]) & (ids[1:] != _ABSENT),
+            lambda row: f"event_id {ids[row + 1]} comes after {reached[row]}",
+        )
+        same_event = (ids[1:] == ids[:-1]) & (ids[1:] != _ABSENT)
+        mixed_up: dict[tuple[int, int], None] = {}
+        for name, column in _EVENT_IDENTITY.items():
+            differs = same_event & (joined[name][1:] != joined[name][:-1])
+            faults.add(
+                FaultKind.MIXED_EVENT,
+                column,
+                differs,
+                lambda row, column=column: f"{column} differs from the row before, in event {ids[row + 1]}",
+            )
+            for row in np.flatnonzero(differs).tolist():
+                if joined["kind"][row] in (_PUT, _SAMPLE):
+                    mixed_up[(int(joined["task"][row]), int(joined["group_id"][row]))] = None
+        return tuple(mixed_up)
+
+    def _response_columns(self, batch: LogBatch, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs]:
+        """The columns of put rows, checked, and the version runs of the faultless ones."""
+        count = batch.rows
+        is_put = rows["kind"] == _PUT
+        versions = col.lists(batch.columns.get("response_model_steps"), count)
+        mask = col.lists(batch.columns.get("response_mask"), count)
+        self._check_elements(versions, mask, is_put, faults)
+        tokens = self._lengths(batch, versions, is_put, faults)
+        known = is_put & (tokens >= 0)
+        model_step = rows["model_step"]
+        self._check_counts(tokens, versions, mask, model_step, known, faults)
+        prior_len = self._prior_len(batch, tokens, versions, known, faults)
+        reward = col.reals(batch.columns.get("reward"), count)
+        infinite = np.isinf(reward)
+        self.unscored_rewards += int((infinite & is_put).sum())
+        good = is_put & ~faults.is_faulty
+        reduced = version_runs(
+            tokens[good],
+            _rows_of(versions, good),
+            versions.lengths[good],
+            np.where(model_step[good] >= 0, model_step[good], MISSING_VERSION),
+            _rows_of(mask, good),
+            mask.lengths[good],
+        )
+        run_count = np.zeros(count, dtype=np.int64)
+        run_count[good] = reduced.counts
+        responses: Columns = {
+            "rollout_id": rows["rollout_id"],
+            "status": rows["status"],
+            "tokens": tokens,
+            "prior_len": prior_len,
+            "reward": np.where(infinite, np.nan, reward),
+            "agentic": col.flags(batch.columns.get("agentic"), count),
+            "continues_ids": self._continues_ids(batch, rows, tokens, is_put),
+            "run_count": run_count,
+        }
+        return responses, reduced
+
+    @staticmethod
+    def _check_elements(versions: Lists, mask: Lists, is_put: Bools, faults: BatchFaults) -> None:
+        for name, column in (("response_model_steps", versions), ("response_mask", mask)):
+            holds_null = np.zeros(len(is_put), dtype=np.bool_)
+            holds_null[column.null_element_rows] = True
+            faults.add(
+                FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null"
+            )
+        values = versions.values
+        if len(values) == 0 or (values.min() >= 0 and values.max() <= _INT32_MAX):
+            return
+        owner = np.repeat(np.arange(len(is_put)), versions.lengths)
+        for kind, wrong in (
+            (FaultKind.NEGATIVE_VALUE, values < 0),
+            (FaultKind.VALUE_TOO_LARGE, values > _INT32_MAX),
+        ):
+            first = dict(zip(owner[wrong][::-1].tolist(), values[wrong][::-1].tolist(), strict=True))
+            rows = np.zeros(len(is_put), dtype=np.bool_)
+            rows[owner[wrong]] = True
+            faults.add(
+                kind,
+                "response_model_steps",
+                is_put & rows,
+                lambda row, first=first: f"response_model_steps holds the version {first[row]}",
+            )
+
+    def _lengths(self, batch: LogBatch, versions: Lists, is_put: Bools, faults: BatchFaults) -> Int64s:
+        """Tokens per response: response_len, else the ids, else the versions; -1 where a put tells none."""
+        recorded = col.integers(batch.columns.get("response_len"), batch.rows, fill=_ABSENT)
+        present = recorded != _ABSENT
+        _check_range(recorded, "response_len", is_put & present, faults)
+        from_ids = col.list_lengths(batch.columns.get("response_ids"), batch.rows)
+        from_versions = np.where(versions.is_null, -1, versions.lengths)
+        tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
+        faults.add(
+            FaultKind.NO_LENGTH,
+            "response_len",
+            is_put & ~present & (tokens < 0),
+            lambda _: "nothing tells the length of the response",
+        )
+        return np.where(tokens > _INT32_MAX, -1, tokens)
+
+    def _check_counts(
+        self,
+        tokens: Int64s,
+        versions: Lists,
+        mask: Lists,
+        model_step: Int64s,
+        known: Bools,
+        faults: BatchFaults,
+    ) -> None:
+        faults.add(
+            FaultKind.TOO_MANY_VERSIONS,
+            "response_model_steps",
+            known & (versions.lengths > tokens),
+            lambda row: f"{versions.lengths[row]} versions for {tokens[row]} tokens",
+        )
+        if not self._allow_missing_versions:
+            faults.add(
+                FaultKind.TOO_FEW_VERSIONS,
+                "response_model_steps",
+                known & (versions.lengths < tokens) & (model_step == NO_VALUE),
+                lambda row: f"{versions.lengths[row]} versions for {tokens[row]} tokens and no model_step",
+            )
+        faults.add(
+            FaultKind.MASK_LENGTH,
+            "response_mask",
+            known & ~mask.is_null & (mask.lengths != tokens),
+            lambda row: f"{mask.lengths[row]} mask entries for {tokens[row]} tokens",
+        )
+
+    def _prior_len(
+        self, batch: LogBatch, tokens: Int64s, versions: Lists, known: Bools, faults: BatchFaults
+    ) -> Int64s:
+        """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
+        recorded = col.integers(batch.columns.get("prior_len"), batch.rows, fill=_ABSENT)
+        present = known & (recorded != _ABSENT)
+        _check_range(recorded, "prior_len", present, faults)
+        faults.add(
+            FaultKind.PRIOR_TOO_LONG,
+            "prior_len",
+            present & (recorded > tokens),
+            lambda row: f"prior_len is {recorded[row]} for {tokens[row]} tokens",
+        )
+        told = np.where(versions.lengths < tokens, versions.lengths, PRIOR_UNKNOWN)
+        return np.where(present, recorded, told)
+
+    def _continues_ids(
+        self, batch: LogBatch, rows: Columns, tokens: Int64s, is_put: Bools
+    ) -> np.ndarray[Any, Any]:
+        """Whether each put continues the token ids of its response's previous put."""
+        verdicts = np.full(batch.rows, UNKNOWN, dtype=np.int8)
+        ids = batch.columns.get("response_ids")
+        if not self._compare_ids:
+            return verdicts
+        flat = col.lists(ids, batch.rows)
+        has_ids = ~flat.is_null & (flat.lengths == tokens)
+        has_ids[flat.null_element_rows] = False
+        of_puts = Lists(
+            _rows_of(flat, is_put), flat.lengths[is_put], flat.is_null[is_put], flat.null_element_rows
+        )
+        verdicts[is_put] = self._prefixes.verdicts(
+            rows["event_id"][is_put],
+            rows["task"][is_put],
+            rows["rollout_id"][is_put],
+            has_ids[is_put],
+            of_puts,
+        )
+        return verdicts
+
+
+def _rows_of(lists: Lists, where: Bools) -> np.ndarray[Any, Any]:
+    """The elements of the rows in `where`, one row after the other; no copy where the others have none."""
+    if not lists.lengths[~where].any():
+        return lists.values
+    return lists.values[np.repeat(where, lists.lengths)]
+
+
+def _check_range(values: Int64s, name: str, where: Bools, faults: BatchFaults) -> None:
+    """Sizes and versions are 0 or more and fit 32 bits."""
+    for kind, wrong in (
+        (FaultKind.NEGATIVE_VALUE, values < 0),
+        (FaultKind.VALUE_TOO_LARGE, values > _INT32_MAX),
+    ):
+        faults.add(kind, name, where & wrong, lambda row: f"{name} is {values[row]}")

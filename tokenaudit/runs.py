@@ -1,0 +1,106 @@
+"""Token columns become version runs: consecutive tokens of one version, with how many are trainable.
+
+Everything behind this module works on runs, so its cost does not depend on the length of responses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenaudit.columns import Int64s
+
+MISSING_VERSION = -1
+"""Version of tokens that carry none and whose put has no `model_step`."""
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Runs(NamedTuple):
+    """Version runs of R responses, one response after the other.
+
+    Attributes:
+        counts: runs per response, int64 of shape [R].
+        model_step: version of each run, int32.
+        tokens: length of each run, int32, at least 1.
+        trainable: tokens of each run whose semantic mask is not 0, int32.
+    """
+
+    counts: Int64s
+    model_step: Int32s
+    tokens: Int32s
+    trainable: Int32s
+
+
+def version_runs(
+    lengths: Int64s,
+    versions: np.ndarray[Any, Any],
+    version_counts: Int64s,
+    model_step: Int64s,
+    mask: np.ndarray[Any, Any],
+    mask_counts: Int64s,
+) -> Runs:
+    """Reduce R responses to version runs.
+
+    Args:
+        lengths: tokens per response, shape [R].
+        versions: recorded versions of all responses, one after the other; a response may have fewer than tokens.
+        version_counts: recorded versions per response, shape [R], at most `lengths`.
+        model_step: version of the tokens behind the recorded ones, shape [R].
+        mask: semantic masks of all responses that have one, one after the other.
+        mask_counts: entries of the mask per response, shape [R]: `lengths`, or 0 where there is no mask.
+    """
+    responses = len(lengths)
+    heads = _run_heads(versions, version_counts)
+    starts = np.cumsum(version_counts) - version_counts
+    owner = np.searchsorted(starts, heads, side="right") - 1
+    recorded_version = versions[heads].astype(np.int32)
+    recorded_tokens = np.diff(heads, append=len(versions))
+    recorded_counts = np.bincount(owner, minlength=responses).astype(np.int64)
+
+    tail = lengths - version_counts
+    last_run = np.cumsum(recorded_counts) - 1
+    continues = np.zeros(responses, dtype=np.bool_)
+    with_versions = recorded_counts > 0
+    continues[with_versions] = recorded_version[last_run[with_versions]] == model_step[with_versions]
+    continues &= tail > 0
+    new_run = (tail > 0) & ~continues
+    recorded_tokens[last_run[continues]] += tail[continues]
+
+    counts = recorded_counts + new_run
+    first = np.cumsum(counts) - counts
+    recorded_first = np.cumsum(recorded_counts) - recorded_counts
+    target = np.arange(len(heads)) + np.repeat(first - recorded_first, recorded_counts)
+    tail_target = (first + counts - 1)[new_run]
+    run_version = np.empty(int(counts.sum()), dtype=np.int32)
+    run_tokens = np.empty(len(run_version), dtype=np.int64)
+    run_version[target] = recorded_version
+    run_tokens[target] = recorded_tokens
+    run_version[tail_target] = model_step[new_run]
+    run_tokens[tail_target] = tail[new_run]
+
+    trainable = run_tokens.astype(np.int32)
+    masked = np.repeat((mask_counts > 0) & (lengths > 0), counts)
+    if masked.any():
+        masked_tokens = run_tokens[masked]
+        mask_starts = np.cumsum(masked_tokens) - masked_tokens
+        trainable[masked] = np.add.reduceat(_as_bytes(mask), mask_starts, dtype=np.int32)
+    return Runs(counts, run_version, run_tokens.astype(np.int32), trainable)
+
+
+def _run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s:
+    """Positions at which a run begins: where the version changes, and where a response begins."""
+    if len(versions) == 0:
+        return np.zeros(0, dtype=np.int64)
+    is_head = np.empty(len(versions), dtype=np.bool_)
+    np.not_equal(versions[1:], versions[:-1], out=is_head[1:])
+    starts = np.cumsum(version_counts) - version_counts
+    is_head[starts[version_counts > 0]] = True
+    return np.flatnonzero(is_head)
+
+
+def _as_bytes(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The mask as 0 and 1 in one byte each, without a copy where it is bool already."""
+    flags = mask if mask.dtype == np.bool_ else mask != 0
+    return flags.view(np.uint8)
