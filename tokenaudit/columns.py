@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tokenaudit.schema import ColumnType
@@ -55,25 +54,25 @@ def nulls(array: pa.Array) -> Bools:
 
 def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
     """A column of integers as int64 of shape [rows], nulls and an absent column as `fill`."""
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         return np.full(rows, fill, dtype=np.int64)
     if array.null_count:
-        array = pc.fill_null(pc.cast(array, pa.int64(), safe=False), fill)
+        array = array.cast(pa.int64(), safe=False).fill_null(fill)
     return array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
 
 def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A column of numbers as float64 of shape [rows], nulls and an absent column as NaN."""
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         return np.full(rows, np.nan)
-    return pc.fill_null(pc.cast(array, pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+    return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
 
 
 def flags(array: pa.Array | None, rows: int) -> Bools:
     """A column of bools of shape [rows], nulls and an absent column as False."""
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         return np.zeros(rows, dtype=np.bool_)
-    return pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return array.fill_null(False).to_numpy(zero_copy_only=False)
 
 
 def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None], int]) -> Int64s:
@@ -84,23 +83,21 @@ def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None]
         rows: its length.
         code_of: gives the code of a string, and of None for null. It is called once per distinct value.
     """
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         return np.full(rows, code_of(None), dtype=np.int64)
-    if not pat.is_dictionary(array.type):
-        array = pc.dictionary_encode(array)
-    values = array.dictionary.to_pylist()
-    indices = integers(array.indices, rows, fill=len(values))
-    codes = np.full(
-        len(values) + 1, code_of(None) if indices.max(initial=0) == len(values) else 0, dtype=np.int64
-    )
+    encoded: Any = array if pat.is_dictionary(array.type) else array.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    indices = integers(encoded.indices, rows, fill=len(values))
+    codes = np.full(len(values) + 1, code_of(None) if indices.max(initial=0) == len(values) else 0, dtype=np.int64)
     for index in np.unique(indices[indices < len(values)]).tolist():
         codes[index] = code_of(values[index])
     return codes[indices]
 
 
-def text_at(array: pa.Array, row: int) -> str | None:
-    """One value of a column of strings, for a message."""
-    return array[row].as_py()
+def text_at(array: pa.Array, row: int) -> str:
+    """One value of a column of strings, quoted and cut for a message."""
+    value = array[row].as_py()
+    return repr(value if len(value) <= 40 else f"{value[:40]}…")
 
 
 class Lists(NamedTuple):
@@ -121,10 +118,10 @@ class Lists(NamedTuple):
 
 def lists(array: pa.Array | None, rows: int) -> Lists:
     """A list column, flattened; an absent column counts as all null."""
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         nothing = np.zeros(0, dtype=np.int64)
         return Lists(nothing, np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_), nothing)
-    lengths = integers(pc.list_value_length(array), rows, fill=0)
+    lengths = integers(array.value_lengths(), rows, fill=0)
     values = array.flatten()
     null_element_rows = np.zeros(0, dtype=np.int64)
     if values.null_count:
@@ -138,11 +135,11 @@ def lists(array: pa.Array | None, rows: int) -> Lists:
 def _without_nulls(values: pa.Array) -> pa.Array:
     if pat.is_null(values.type):
         return pa.array(np.zeros(len(values), dtype=np.int64))
-    return pc.fill_null(values, pa.scalar(0, pa.int8()).cast(values.type))
+    return values.fill_null(pa.scalar(0, pa.int8()).cast(values.type))
 
 
 def list_lengths(array: pa.Array | None, rows: int) -> Int64s:
     """Lengths of a list column as int64 of shape [rows]; -1 for a null list."""
-    if array is None or pat.is_null(array.type):
+    if array is None or array.type == pa.null():
         return np.full(rows, -1, dtype=np.int64)
-    return integers(pc.list_value_length(array), rows, fill=-1)
+    return integers(array.value_lengths(), rows, fill=-1)

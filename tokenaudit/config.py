@@ -65,14 +65,10 @@ _Natural = Annotated[int, *_whole(0)]
 _Trigger = Annotated[int, *_whole(-1, hint=_TRIGGER_HINT)]
 _Time = Annotated[int, *_whole(0, _INT64_MAX, _US)]
 _Interval = Annotated[int, *_whole(1, _INT64_MAX, _US)]
-_Factor = Annotated[
-    float, Field(strict=True, ge=0, allow_inf_nan=False), _Allowed("a finite number, 0 or more")
-]
+_Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), _Allowed("a finite number, 0 or more")]
 _Switch = Annotated[StrictBool, _Allowed("true or false")]
 _TokenRuleOverride = Annotated[_Natural | Literal["off"] | None, _TOKEN_RULE]
-_TokenRule = Annotated[
-    _Natural | None, BeforeValidator(lambda value: None if value == OFF else value), _TOKEN_RULE
-]
+_TokenRule = Annotated[_Natural | None, BeforeValidator(lambda value: None if value == OFF else value), _TOKEN_RULE]
 
 
 class _Section(BaseModel):
@@ -293,15 +289,11 @@ def task_sizes(config: Config, task_names: Sequence[str]) -> dict[str, int]:
         return {}
     total = sum(weights.values())
     if total == 0:
-        raise ConfigError(
-            _weight_problem("every task has weight 0, so a batch has no groups", weights, "above 0")
-        )
+        raise ConfigError(_weight_problem("every task has weight 0, so a batch has no groups", weights, "above 0"))
     quotas = {name: batch_size * weight / total for name, weight in weights.items()}
     # An overflow on the way gives inf, nan or a total that dwarfs every weight to 0.
     if not (math.isfinite(total) and all(map(math.isfinite, quotas.values()))):
-        raise ConfigError(
-            _weight_problem("the weights are too large to share out a batch", weights, "below 1e9")
-        )
+        raise ConfigError(_weight_problem("the weights are too large to share out a batch", weights, "below 1e9"))
     sizes = {name: math.floor(quota) for name, quota in quotas.items()}
     by_remainder = sorted(quotas, key=lambda name: sizes[name] - quotas[name])
     for name in by_remainder[: batch_size - sum(sizes.values())]:
@@ -452,9 +444,7 @@ def _allowed_at(path: tuple[str, ...]) -> _Allowed:
 def _allowed_values(model: type[_Section]) -> dict[str, _Allowed]:
     hints = get_type_hints(model, include_extras=True)
     return {
-        name: next(_notes_in(hints[name]))
-        for name in model.model_fields
-        if name not in _SECTIONS and name != "tasks"
+        name: next(_notes_in(hints[name])) for name in model.model_fields if name not in _SECTIONS and name != "tasks"
     }
 
 

@@ -97,7 +97,11 @@ def _default_policy(config: Config) -> TaskPolicy:
 def _for_tasks(message: str, names: Sequence[str | None]) -> str:
     if list(names) == [None]:
         return message
-    return f"{', '.join('[policy]' if name is None else dotted([name]) for name in names)}: {message}"
+    tasks = [dotted([name]) for name in names if name is not None]
+    parts = ["[policy]"] if None in names else []
+    if tasks:
+        parts.append(f"task{'s' if len(tasks) > 1 else ''} {', '.join(tasks)}")
+    return f"{' and '.join(parts)}: {message}"
 
 
 def _key(config: Config, task_name: str | None, key: str) -> str:
@@ -149,8 +153,7 @@ def _partial_rollout_restarts(policy: TaskPolicy, interval: int) -> tuple[str, s
     fate = "always restarts from no tokens" if policy.retryable else "is always discarded with its group"
     return (
         "enable_partial_rollout with max_token_staleness 0 and sync_weights_interval 1",
-        f"an aborted response is entirely stale at the next step and {fate}, so partial rollout saves"
-        " no GPU time",
+        f"an aborted response is entirely stale at the next step and {fate}, so partial rollout saves no GPU time",
     )
 
 

@@ -176,9 +176,7 @@ def segments(event: Int64s, rollout_id: Int64s) -> Int64s:
     order = np.lexsort((rollout_id, event))
     starts_anew = np.ones(len(order), dtype=np.bool_)
     if len(order):
-        starts_anew[1:] = (event[order[1:]] != event[order[:-1]]) | (
-            rollout_id[order[1:]] != rollout_id[order[:-1]]
-        )
+        starts_anew[1:] = (event[order[1:]] != event[order[:-1]]) | (rollout_id[order[1:]] != rollout_id[order[:-1]])
     positions = np.arange(len(order))
     first = np.maximum.accumulate(np.where(starts_anew, positions, 0))
     segment = np.zeros(len(order), dtype=np.int64)

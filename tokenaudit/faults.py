@@ -127,12 +127,10 @@ class Faults:
     def summary(self) -> str:
         """Counts by kind, most frequent first."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0].value))
-        return ", ".join(f"{count} × {kind.value}" for kind, count in ordered)
+        return ", ".join(f"{kind.value} ({count})" for kind, count in ordered)
 
     def problems(self, hint: str) -> list[Problem]:
         """The first faults one by one, then the counts with `hint`."""
         total = sum(self.counts.values())
-        closing = Problem(
-            f"{total} structural fault{'s' if total != 1 else ''}: {self.summary()}", None, hint
-        )
+        closing = Problem(f"{total} structural fault{'s' if total != 1 else ''}: {self.summary()}", None, hint)
         return [*(fault.problem() for fault in self.shown), closing]

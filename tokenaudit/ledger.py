@@ -178,9 +178,7 @@ def _check_conservation(task: str, account: Account) -> None:
     sources = sum(account.counts.get(metric, 0) for metric in m.LEDGER_SOURCES)
     fates = sum(account.counts.get(metric, 0) for metric in m.LEDGER_FATES)
     if sources != fates:
-        parts = {
-            metric.name: account.counts.get(metric, 0) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)
-        }
+        parts = {metric.name: account.counts.get(metric, 0) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
         raise LedgerError(f"task {task!r}: {sources} tokens came in and {fates} are accounted for: {parts}")
 
 

@@ -163,9 +163,7 @@ def read_batches(
                         on_progress(rows_done)
         except (pa.ArrowException, OSError) as error:
             where = f"{file.path}, behind row {first_row}"
-            raise LogError(
-                Problem(f"damaged Parquet file: {_first_line(error)}", where, _COPY_AGAIN)
-            ) from error
+            raise LogError(Problem(f"damaged Parquet file: {_first_line(error)}", where, _COPY_AGAIN)) from error
 
 
 _COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
@@ -177,21 +175,15 @@ def _expand(path: Path) -> tuple[list[Path], Problem | None]:
     if path.is_dir():
         below = (file for file in path.rglob("*.parquet") if file.is_file())
         hidden = (".", "_")
-        files = [
-            file
-            for file in below
-            if not any(part.startswith(hidden) for part in file.relative_to(path).parts)
-        ]
+        files = [file for file in below if not any(part.startswith(hidden) for part in file.relative_to(path).parts)]
         files.sort(key=lambda file: file.relative_to(path).parts)
         if files:
             return files, None
-        return [], Problem(
-            "the folder holds no *.parquet file", text, "name the folder the log was written to"
-        )
+        return [], Problem("the folder holds no *.parquet file", text, "name the folder the log was written to")
     if path.exists():
         return [path], None
     if glob.has_magic(text):
-        matches = sorted(Path(match) for match in glob.glob(text, recursive=True))
+        matches = sorted(Path(match) for match in glob.glob(text, recursive=True))  # noqa: PTH207 - may be absolute
         files = [match for match in matches if match.is_file()]
         if files:
             return files, None
@@ -202,9 +194,7 @@ def _expand(path: Path) -> tuple[list[Path], Problem | None]:
     except OSError:
         neighbours = []
     close = get_close_matches(path.name, neighbours, n=1)
-    hint = (
-        f"did you mean {parent / close[0]}?" if close else "give a Parquet file, a folder or a glob pattern"
-    )
+    hint = f"did you mean {parent / close[0]}?" if close else "give a Parquet file, a folder or a glob pattern"
     return [], Problem("there is no such file or folder", text, hint)
 
 
@@ -243,9 +233,7 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         begins_well = False
     if begins_well:
         return Problem(f"truncated or damaged Parquet file: {_first_line(error)}", str(path), _COPY_AGAIN)
-    return Problem(
-        "not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns"
-    )
+    return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
 
 
 def _first_line(error: Exception) -> str:
@@ -320,7 +308,5 @@ def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) 
                 most = max(most, -(-chunk.num_values // rows))
     if most > MAX_ROW_ELEMENTS:
         what = f"a row group has {most} list elements per row on average"
-        problems.append(
-            Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response")
-        )
+        problems.append(Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response"))
     return max(1, min(MAX_BATCH_ROWS, TARGET_BATCH_ELEMENTS // max(most, 1)))

@@ -60,9 +60,7 @@ METRICS: dict[str, Metric] = {}
 """All metrics by name, in the order in which rows show them."""
 
 
-def _metric(
-    name: str, unit: Unit, help_text: str, better: Better = Better.NEUTRAL, total: Total = Total.SUM
-) -> Metric:
+def _metric(name: str, unit: Unit, help_text: str, better: Better = Better.NEUTRAL, total: Total = Total.SUM) -> Metric:
     metric = Metric(name, unit, better, total, help_text)
     METRICS[name] = metric
     return metric
@@ -77,34 +75,24 @@ MODEL_STEP = _metric(
 
 PUT_GROUPS = _metric("put_groups", _GROUPS, "groups put into the buffer")
 PRODUCED_SAMPLES = _metric("produced_samples", _SAMPLES, "responses in those groups")
-PRODUCED_TOKENS = _metric(
-    "produced_tokens", _TOKENS, "new tokens of this round, discarded groups included", _HIGHER
-)
-CARRIED_IN_TOKENS = _metric(
-    "carried_in_tokens", _TOKENS, "tokens made before a rollout's first put in the log"
-)
+PRODUCED_TOKENS = _metric("produced_tokens", _TOKENS, "new tokens of this round, discarded groups included", _HIGHER)
+CARRIED_IN_TOKENS = _metric("carried_in_tokens", _TOKENS, "tokens made before a rollout's first put in the log")
 
 FAILED_SAMPLES = _metric("failed_samples", _SAMPLES, "responses of groups discarded as failed", _LOWER)
 FAILED_TOKENS = _metric("failed_tokens", _TOKENS, "all tokens of groups discarded as failed", _LOWER)
 FILTERED_SAMPLES = _metric("filtered_samples", _SAMPLES, "responses of groups the run's own filter rejected")
 FILTERED_TOKENS = _metric("filtered_tokens", _TOKENS, "all tokens of groups the run's own filter rejected")
 
-EXPIRED_GROUPS = _metric(
-    "expired_groups", _GROUPS, "groups that became expired, discarded ones included", _LOWER
-)
+EXPIRED_GROUPS = _metric("expired_groups", _GROUPS, "groups that became expired, discarded ones included", _LOWER)
 EXPIRED_AT_PUT = _metric("expired_at_put", _GROUPS, "groups that became expired when they were put", _LOWER)
-EXPIRED_AT_REFRESH = _metric(
-    "expired_at_refresh", _GROUPS, "groups that became expired while they waited", _LOWER
-)
+EXPIRED_AT_REFRESH = _metric("expired_at_refresh", _GROUPS, "groups that became expired while they waited", _LOWER)
 EXPIRED_BY_SEQUENCE = _metric(
     "expired_by_sequence", _GROUPS, "groups expired because a whole response was too old", _LOWER
 )
 EXPIRED_BY_TOKEN = _metric(
     "expired_by_token", _GROUPS, "groups expired because a response had no fresh token left to train", _LOWER
 )
-RESET_TOKENS = _metric(
-    "reset_tokens", _TOKENS, "tokens of expired responses that are generated again", _LOWER
-)
+RESET_TOKENS = _metric("reset_tokens", _TOKENS, "tokens of expired responses that are generated again", _LOWER)
 DISCARDED_GROUPS = _metric("discarded_groups", _GROUPS, "expired groups that are lost", _LOWER)
 DISCARDED_STALE_TOKENS = _metric(
     "discarded_stale_tokens", _TOKENS, "tokens of the expired responses of lost groups", _LOWER
@@ -122,17 +110,13 @@ MASKED_STALE_TOKENS = _metric(
 MASKED_SEMANTIC_TOKENS = _metric(
     "masked_semantic_tokens", _TOKENS, "tokens of the batch that the recorded mask leaves out of the loss"
 )
-DROPPED_TOKENS = _metric(
-    "dropped_tokens", _TOKENS, "reset, discarded (stale and fresh) and masked as stale", _LOWER
-)
+DROPPED_TOKENS = _metric("dropped_tokens", _TOKENS, "reset, discarded (stale and fresh) and masked as stale", _LOWER)
 SHORTFALL_GROUPS = _metric("shortfall_groups", _GROUPS, "groups asked for that weren't there to take", _LOWER)
 
 LEFTOVER_COMPLETED = _metric(
     "leftover_completed", _GROUPS, "completed groups left right after the take", total=Total.LAST
 )
-LEFTOVER_ABORTED = _metric(
-    "leftover_aborted", _GROUPS, "aborted groups left right after the take", total=Total.LAST
-)
+LEFTOVER_ABORTED = _metric("leftover_aborted", _GROUPS, "aborted groups left right after the take", total=Total.LAST)
 LEFTOVER_EXPIRED = _metric(
     "leftover_expired", _GROUPS, "expired groups that wait to be generated again", total=Total.LAST
 )
@@ -151,17 +135,11 @@ TOKEN_STALENESS_MAX = _metric(
     "token_staleness_max", _STEPS, "staleness of the oldest trained token; null if none", _LOWER, Total.RANK
 )
 
-RAW_REWARDS_SUM = _metric(
-    "raw_rewards_sum", Unit.REWARD, "rewards of completed and of filtered groups, as put"
-)
+RAW_REWARDS_SUM = _metric("raw_rewards_sum", Unit.REWARD, "rewards of completed and of filtered groups, as put")
 RAW_REWARDS_COUNT = _metric("raw_rewards_count", _SAMPLES, "responses behind that sum")
 
-RESTARTED_TOKENS = _metric(
-    "restarted_tokens", _TOKENS, "held tokens that a later put did not continue from", _LOWER
-)
-AVOIDED_TOKENS = _metric(
-    "avoided_tokens", _TOKENS, "new tokens of recorded puts this config would not have asked for"
-)
+RESTARTED_TOKENS = _metric("restarted_tokens", _TOKENS, "held tokens that a later put did not continue from", _LOWER)
+AVOIDED_TOKENS = _metric("avoided_tokens", _TOKENS, "new tokens of recorded puts this config would not have asked for")
 REGENERATED_TOKENS = _metric(
     "regenerated_tokens", _TOKENS, "recorded prefix tokens this config has lost and makes again"
 )
@@ -177,9 +155,7 @@ IN_FLIGHT_TOKENS = _metric(
     "in_flight_tokens", _TOKENS, "tokens of groups sampled and not put again by the end", total=Total.END
 )
 
-ROW_METRICS: tuple[Metric, ...] = tuple(
-    metric for metric in METRICS.values() if metric.total is not Total.END
-)
+ROW_METRICS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metric.total is not Total.END)
 """What a step row holds, in order."""
 
 QUANTILES: dict[Metric, int] = {TOKEN_STALENESS_P50: 50, TOKEN_STALENESS_P95: 95, TOKEN_STALENESS_MAX: 100}

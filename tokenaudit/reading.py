@@ -19,7 +19,7 @@ from tokenaudit.digest import (
     previous_put,
     segments,
 )
-from tokenaudit.errors import LogError
+from tokenaudit.errors import LogError, Problem
 from tokenaudit.faults import Faults
 from tokenaudit.log import Log, read_batches
 from tokenaudit.rows import CheckedRows, Columns, RowChecker, kind_code
@@ -27,6 +27,9 @@ from tokenaudit.schema import COLUMNS, EventKind
 
 _PUT = KIND_CODE[EventKind.PUT]
 _SAMPLE = KIND_CODE[EventKind.SAMPLE]
+
+MAX_TASKS = 1_000
+"""Tasks a log may have; every step row holds every metric for each of them."""
 
 Group = tuple[int, int]
 """(task code, group id)"""
@@ -150,6 +153,9 @@ class _Gathered:
             tables, dropped_tokens = _without_groups(tables, self._faulty_groups)
             quarantined_tokens += dropped_tokens
         tasks, tables.events["task"] = _tasks_by_appearance(checker.task_codes, tables.events["task"])
+        if len(tasks) > MAX_TASKS:
+            hint = f"task_name names a task, not a prompt; up to {MAX_TASKS} are supported"
+            raise LogError(Problem(f"the log names {len(tasks)} tasks", f"{log.name}, column task_name", hint))
         starts = np.flatnonzero(_is_event_start(tables.events["event_id"]))
         return Digest(
             name=log.name,

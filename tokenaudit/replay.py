@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenaudit.config import Config, Mode, task_order, task_sizes
 from tokenaudit.digest import KIND_CODE, KINDS, Digest
-from tokenaudit.errors import ConfigError, LogError, Problem, UsageError
+from tokenaudit.errors import ConfigError, Problem, UsageError
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.lifecycle.types import Group, Response, Status, token_count
 from tokenaudit.recorded import RecordedPuts
@@ -23,8 +23,6 @@ from tokenaudit.schema import EventKind
 
 MAX_STEPS = 1_000_000
 """Steps a simulated timeline may have."""
-MAX_TASKS = 1_000
-"""Tasks a run may have; a row holds every metric for each of them."""
 
 _PROGRESS_EVERY = 1024
 
@@ -53,16 +51,8 @@ def timeline_of(digest: Digest, asked: TimelineKind | None = None) -> TimelineKi
 
 
 def run_tasks(digest: Digest, config: Config) -> list[str]:
-    """Tasks of a run: those of the config in its order, then those only the log has.
-
-    Raises:
-        LogError: more than `MAX_TASKS`.
-    """
-    tasks = task_order(config, digest.tasks)
-    if len(tasks) > MAX_TASKS:
-        hint = f"task_name is the name of a task, not of a prompt; up to {MAX_TASKS} are supported"
-        raise LogError(Problem(f"{len(tasks)} tasks", f"{digest.name}, column task_name", hint))
-    return tasks
+    """Tasks of a run: those of the config in its order, then those only the log has."""
+    return task_order(config, digest.tasks)
 
 
 def replay(
@@ -83,7 +73,7 @@ def replay(
         What happens, in order; `run_events.RunEnded` last.
 
     Raises:
-        UsageError, LogError, ConfigError: before the first event, if this log can't be replayed this way.
+        UsageError, ConfigError: before the first event, if this log can't be replayed this way.
     """
     kind = timeline_of(digest, timeline)
     run = _Replay(digest, config, run_tasks(digest, config))
@@ -251,8 +241,7 @@ class _Replay:
 
     def _closed(self, step: _OpenStep) -> StepClosed:
         leftovers = {
-            task: {status: self._buffer.count(task, status) for status in HELD_STATUSES}
-            for task in self.tasks
+            task: {status: self._buffer.count(task, status) for status in HELD_STATUSES} for task in self.tasks
         }
         return StepClosed(step.train_step, step.model_step, step.asked, leftovers)
 

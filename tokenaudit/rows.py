@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from tokenaudit import columns as col
 from tokenaudit.columns import Bools, Int64s, Lists
@@ -23,6 +24,8 @@ from tokenaudit.token_ids import UNKNOWN, PrefixMemory
 Columns = dict[str, np.ndarray[Any, Any]]
 
 _INT32_MAX = 2**31 - 1
+_LARGEST_REWARD = 1e300
+"""Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
 _ABSENT = -(2**63)
 """Stands for null while a row is checked: no accepted value equals it."""
 _UNKNOWN_CODE = -2
@@ -40,6 +43,7 @@ _EVENT_IDENTITY = {
 
 
 def kind_code(text: str | None) -> int:
+    """Index into `KINDS` of an event as a log spells it; null is a put."""
     if text is None:
         return _PUT
     try:
@@ -126,11 +130,14 @@ class RowChecker:
         is_unknown = kind == _UNKNOWN_CODE
         is_group = (kind == _PUT) | (kind == _SAMPLE)
         faults.add(FaultKind.UNKNOWN_EVENT, "event", is_unknown, name_value("event"))
-        faults.add(
-            FaultKind.UNKNOWN_STATUS, "status", is_group & (status == _UNKNOWN_CODE), name_value("status")
-        )
+        faults.add(FaultKind.UNKNOWN_STATUS, "status", is_group & (status == _UNKNOWN_CODE), name_value("status"))
         has_version = (kind == _PUT) | (kind == _SYNC)
-        for name, where in (("model_step", has_version), ("batch_size", kind == _TAKE)):
+        has_step = (kind != _SAMPLE) & ~is_unknown
+        for name, where in (
+            ("train_step", has_step),
+            ("model_step", has_version),
+            ("batch_size", kind == _TAKE),
+        ):
             _check_range(rows[name], name, where & (rows[name] != _ABSENT), faults)
         has_version &= rows["model_step"] != _ABSENT
         rows["model_step"] = np.where(has_version, rows["model_step"], NO_VALUE)
@@ -160,9 +167,9 @@ class RowChecker:
     def _check_order(self, rows: Columns, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
         """Event ids never fall, and the rows of one event agree on what it is."""
         before = self._last or {name: int(rows[name][0]) for name in _EVENT_IDENTITY}
-        joined = {name: np.concatenate([[before[name]], rows[name]]) for name in _EVENT_IDENTITY}
+        joined = {name: np.concatenate([np.array([before[name]]), rows[name]]) for name in _EVENT_IDENTITY}
         ids = joined["event_id"]
-        reached = np.maximum.accumulate(np.concatenate([[before.get("reached", ids[0])], ids[1:]]))
+        reached = np.maximum.accumulate(np.concatenate([np.array([before.get("reached", ids[0])]), ids[1:]]))
         self._last = {name: int(rows[name][-1]) for name in _EVENT_IDENTITY} | {"reached": int(reached[-1])}
         faults.add(
             FaultKind.EVENT_ID_FALLS,
@@ -198,8 +205,8 @@ class RowChecker:
         self._check_counts(tokens, versions, mask, model_step, known, faults)
         prior_len = self._prior_len(batch, tokens, versions, known, faults)
         reward = col.reals(batch.columns.get("reward"), count)
-        infinite = np.isinf(reward)
-        self.unscored_rewards += int((infinite & is_put).sum())
+        is_scored = np.abs(reward) <= _LARGEST_REWARD
+        self.unscored_rewards += int((is_put & ~is_scored & _is_present(batch.columns.get("reward"), count)).sum())
         good = is_put & ~faults.is_faulty
         reduced = version_runs(
             tokens[good],
@@ -216,7 +223,7 @@ class RowChecker:
             "status": rows["status"],
             "tokens": tokens,
             "prior_len": prior_len,
-            "reward": np.where(infinite, np.nan, reward),
+            "reward": np.where(is_scored, reward, np.nan),
             "agentic": col.flags(batch.columns.get("agentic"), count),
             "continues_ids": self._continues_ids(batch, rows, tokens, is_put),
             "run_count": run_count,
@@ -228,9 +235,7 @@ class RowChecker:
         for name, column in (("response_model_steps", versions), ("response_mask", mask)):
             holds_null = np.zeros(len(is_put), dtype=np.bool_)
             holds_null[column.null_element_rows] = True
-            faults.add(
-                FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null"
-            )
+            faults.add(FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null")
         values = versions.values
         if len(values) == 0 or (values.min() >= 0 and values.max() <= _INT32_MAX):
             return
@@ -294,9 +299,7 @@ class RowChecker:
             lambda row: f"{mask.lengths[row]} mask entries for {tokens[row]} tokens",
         )
 
-    def _prior_len(
-        self, batch: LogBatch, tokens: Int64s, versions: Lists, known: Bools, faults: BatchFaults
-    ) -> Int64s:
+    def _prior_len(self, batch: LogBatch, tokens: Int64s, versions: Lists, known: Bools, faults: BatchFaults) -> Int64s:
         """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
         recorded = col.integers(batch.columns.get("prior_len"), batch.rows, fill=_ABSENT)
         present = known & (recorded != _ABSENT)
@@ -310,9 +313,7 @@ class RowChecker:
         told = np.where(versions.lengths < tokens, versions.lengths, PRIOR_UNKNOWN)
         return np.where(present, recorded, told)
 
-    def _continues_ids(
-        self, batch: LogBatch, rows: Columns, tokens: Int64s, is_put: Bools
-    ) -> np.ndarray[Any, Any]:
+    def _continues_ids(self, batch: LogBatch, rows: Columns, tokens: Int64s, is_put: Bools) -> np.ndarray[Any, Any]:
         """Whether each put continues the token ids of its response's previous put."""
         verdicts = np.full(batch.rows, UNKNOWN, dtype=np.int8)
         ids = batch.columns.get("response_ids")
@@ -321,9 +322,7 @@ class RowChecker:
         flat = col.lists(ids, batch.rows)
         has_ids = ~flat.is_null & (flat.lengths == tokens)
         has_ids[flat.null_element_rows] = False
-        of_puts = Lists(
-            _rows_of(flat, is_put), flat.lengths[is_put], flat.is_null[is_put], flat.null_element_rows
-        )
+        of_puts = Lists(_rows_of(flat, is_put), flat.lengths[is_put], flat.is_null[is_put], flat.null_element_rows)
         verdicts[is_put] = self._prefixes.verdicts(
             rows["event_id"][is_put],
             rows["task"][is_put],
@@ -348,3 +347,8 @@ def _check_range(values: Int64s, name: str, where: Bools, faults: BatchFaults) -
         (FaultKind.VALUE_TOO_LARGE, values > _INT32_MAX),
     ):
         faults.add(kind, name, where & wrong, lambda row: f"{name} is {values[row]}")
+
+
+def _is_present(array: pa.Array | None, rows: int) -> Bools:
+    """Where a column holds a value."""
+    return np.zeros(rows, dtype=np.bool_) if array is None else ~col.nulls(array)

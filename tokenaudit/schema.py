@@ -71,35 +71,70 @@ _ALL = tuple(EventKind)
 _PUT = (EventKind.PUT,)
 _STEPS = (EventKind.PUT, EventKind.REFRESH, EventKind.TAKE, EventKind.SYNC)
 
+_PUT_SYNC = (EventKind.PUT, EventKind.SYNC)
+_PUT_SAMPLE = (EventKind.PUT, EventKind.SAMPLE)
+
+
+def _read(name: str, column_type: ColumnType, events: tuple[EventKind, ...], meaning: str) -> Column:
+    return Column(name, column_type, events, meaning, replayed=True)
+
+
+def _required(name: str, column_type: ColumnType, events: tuple[EventKind, ...], meaning: str) -> Column:
+    return Column(name, column_type, events, meaning, required=True, replayed=True)
+
+
 COLUMNS: tuple[Column, ...] = (
-    Column("event", ColumnType.TEXT, _ALL, "`put` (default), `sample`, `refresh`, `take` or `sync`", replayed=True),
-    Column("event_id", ColumnType.INTEGER, _ALL, "order and identity of events; consecutive rows with the same "
-           "id are one event, and ids never fall", required=True, replayed=True),
-    Column("train_step", ColumnType.INTEGER, _STEPS, "the step the buffer compares versions with", required=True,
-           replayed=True),
-    Column("model_step", ColumnType.INTEGER, (EventKind.PUT, EventKind.SYNC), "version that made the new tokens; "
-           "null: `response_model_steps` is complete", replayed=True),
-    Column("task_name", ColumnType.TEXT, (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE),
-           "the task; null: `default`", replayed=True),
-    Column("group_id", ColumnType.INTEGER, (EventKind.PUT, EventKind.SAMPLE), "the prompt's group, unique inside "
-           "the task", required=True, replayed=True),
-    Column("rollout_id", ColumnType.INTEGER, _PUT, "the response, unique inside the task; several rows of one "
-           "rollout in one put are its segments", required=True, replayed=True),
-    Column("status", ColumnType.TEXT, (EventKind.PUT, EventKind.SAMPLE), "put: status of the response; sample: "
-           "the pool the group came from", required=True, replayed=True),
-    Column("response_len", ColumnType.INTEGER, _PUT, "tokens of the response; needed unless `response_ids` or a "
-           "full `response_model_steps` gives it", replayed=True),
-    Column("response_ids", ColumnType.INTEGER_LIST, _PUT, "token ids; replay uses the length, and the ids where "
-           "`prior_len` is missing", replayed=True),
-    Column("prior_len", ColumnType.INTEGER, _PUT, "leading tokens that earlier puts already produced", replayed=True),
-    Column("response_model_steps", ColumnType.INTEGER_LIST, _PUT, "version of each token; a shorter list is a "
-           "prefix and the rest was made by `model_step`", replayed=True),
-    Column("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones",
-           replayed=True),
-    Column("agentic", ColumnType.FLAG, _PUT, "whether the response is agentic, which exempts its group from the "
-           "token rule", replayed=True),
-    Column("reward", ColumnType.REAL, _PUT, "null or not finite: unscored", replayed=True),
-    Column("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task", replayed=True),
+    _read("event", ColumnType.TEXT, _ALL, "`put` (default), `sample`, `refresh`, `take` or `sync`"),
+    _required(
+        "event_id",
+        ColumnType.INTEGER,
+        _ALL,
+        "order and identity of events; consecutive rows with the same id are one event, and ids never fall",
+    ),
+    _required("train_step", ColumnType.INTEGER, _STEPS, "the step the buffer compares versions with"),
+    _read(
+        "model_step",
+        ColumnType.INTEGER,
+        _PUT_SYNC,
+        "version that made the new tokens; null: `response_model_steps` is complete",
+    ),
+    _read("task_name", ColumnType.TEXT, (*_PUT_SAMPLE, EventKind.TAKE), "the task; null: `default`"),
+    _required("group_id", ColumnType.INTEGER, _PUT_SAMPLE, "the prompt's group, unique inside the task"),
+    _required(
+        "rollout_id",
+        ColumnType.INTEGER,
+        _PUT,
+        "the response, unique inside the task; several rows of one rollout in one put are its segments",
+    ),
+    _required(
+        "status",
+        ColumnType.TEXT,
+        _PUT_SAMPLE,
+        "put: `init`, `completed`, `aborted`, `expired`, `failed` or `filtered`; sample: the pool it came from",
+    ),
+    _read(
+        "response_len",
+        ColumnType.INTEGER,
+        _PUT,
+        "tokens; needed unless `response_ids` or a full `response_model_steps` gives it",
+    ),
+    _read(
+        "response_ids",
+        ColumnType.INTEGER_LIST,
+        _PUT,
+        "token ids; replay uses their number, and the ids where `prior_len` is missing",
+    ),
+    _read("prior_len", ColumnType.INTEGER, _PUT, "leading tokens that earlier puts already produced"),
+    _read(
+        "response_model_steps",
+        ColumnType.INTEGER_LIST,
+        _PUT,
+        "version of each token; a shorter list is a prefix and `model_step` made the rest",
+    ),
+    _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
+    _read("agentic", ColumnType.FLAG, _PUT, "agentic response; it exempts its whole group from the token rule"),
+    _read("reward", ColumnType.REAL, _PUT, "null or not finite: unscored"),
+    _read("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task"),
     Column("logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the rollout weights"),
     Column("train_logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the trained weights"),
     Column("prompt_len", ColumnType.INTEGER, _PUT, "tokens of the prompt"),
@@ -107,8 +142,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("experts_len", ColumnType.INTEGER, _PUT, "tokens with recorded expert routing"),
     Column("tool_turns", ColumnType.INTEGER, _PUT, "tool calls made"),
     Column("seq_staleness", ColumnType.INTEGER, _PUT, "staleness as the run itself computed it"),
-    Column("generate_time_us", ColumnType.INTEGER, _PUT, "duration of this round of generation, microseconds"),
+    Column("generate_time_us", ColumnType.INTEGER, _PUT, "duration of this round, microseconds"),
     Column("time_us", ColumnType.INTEGER, _ALL, "time since the run began, microseconds"),
-)  # fmt: skip
+)
+"""All columns, in the order in which they are documented."""
 
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}

@@ -196,9 +196,7 @@ def _metadata_layer(log_config: str | Mapping[str, Any]) -> _Layer:
     return _Layer(LOG_METADATA, source, dict(data))
 
 
-def _find_file(
-    config_path: Path | None, log_dir: Path | None, working_dir: Path, isolated: bool
-) -> _File | None:
+def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path, isolated: bool) -> _File | None:
     """The config file to use, read; None if there is none."""
     if config_path is not None:
         return _read_given(config_path, working_dir)
@@ -227,9 +225,7 @@ def _read_given(config_path: Path, working_dir: Path) -> _File:
         return _File(path, FoundBy.GIVEN, _Layer(path.name, source, data))
     layer = _tool_layer(data, source)
     if layer is None:
-        raise ConfigError(
-            Problem("there is no [tool.tokenaudit] in it", source, "add it, or name another file")
-        )
+        raise ConfigError(Problem("there is no [tool.tokenaudit] in it", source, "add it, or name another file"))
     return _File(path, FoundBy.GIVEN, layer)
 
 
@@ -308,9 +304,7 @@ def _unreadable(path: Path, source: str, error: OSError) -> Problem:
         case FileNotFoundError():
             names = sorted(other.name for other in path.parent.glob("*.toml"))
             near = get_close_matches(path.name, names, n=1) or names[:10]
-            return Problem(
-                "there is no such config file", source, nearest_hint(path.name, near, "TOML files there")
-            )
+            return Problem("there is no such config file", source, nearest_hint(path.name, near, "TOML files there"))
         case IsADirectoryError():
             return Problem("the config is a folder, not a file", source, "name the TOML file in it")
         case PermissionError():

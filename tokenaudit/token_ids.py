@@ -19,8 +19,8 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 class PrefixMemory:
     """Remembers length and fingerprint of every response's last put.
 
-    A fingerprint is the sum, modulo 2**64, of one well-mixed number per (position, token id), so a prefix has one
-    too. Two different id lists share one with a chance of about 2**-64.
+    A fingerprint is the sum, modulo 2**64, of one well-mixed number per (position, token id), so a prefix has
+    one too. Two different id lists share one with a chance of about 2**-64.
     """
 
     def __init__(self) -> None:

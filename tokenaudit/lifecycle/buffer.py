@@ -84,9 +84,7 @@ class ReplayBuffer:
         """Expire, in the order of the puts, what is too old at `train_step`."""
         moved_back = self._clock is not None and train_step < self._clock
         self._clock = train_step
-        unsettled = (
-            list(self._by_timestamp.values()) if moved_back and self._by_staleness else self._unsettled
-        )
+        unsettled = list(self._by_timestamp.values()) if moved_back and self._by_staleness else self._unsettled
         self._unsettled = []
         events: list[LifecycleEvent] = []
         just_expired: set[int] = set()
@@ -166,9 +164,7 @@ class ReplayBuffer:
         fresh = tuple(response for response, reason in pairs if reason is None)
         fate = Fate.RESET if policy.retryable else Fate.DISCARDED
         if fate is Fate.RESET:
-            group.responses = tuple(
-                response if reason is None else response.reset() for response, reason in pairs
-            )
+            group.responses = tuple(response if reason is None else response.reset() for response, reason in pairs)
             _measure(record, policy)
         if record.status is Status.EXPIRED and where is Where.REFRESH:
             newly = tuple(

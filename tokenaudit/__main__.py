@@ -1,0 +1,5 @@
+"""`python -m tokenaudit`."""
+
+from tokenaudit.cli import main
+
+main()

@@ -1,0 +1,80 @@
+"""The command line: arguments, streams and exit codes.
+
+Exit codes: 0 judged and fine; 1 judged and something is wrong; 2 could not judge. Commands import what they need
+when they run, so that `--help` loads neither pyarrow nor polars nor torch.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Annotated
+
+import typer
+
+from tokenaudit import __version__
+from tokenaudit.cli import streams
+from tokenaudit.cli.inspect import inspect
+from tokenaudit.cli.lint import lint
+from tokenaudit.cli.replay import replay
+from tokenaudit.errors import TokenauditError
+from tokenaudit.schema import SCHEMA_VERSION
+
+COULD_NOT_JUDGE = 2
+"""Exit code for everything that kept the question from being answered."""
+
+app = typer.Typer(
+    name="tokenaudit",
+    help="Replay recorded rollout logs and see which tokens a staleness policy keeps, masks and drops.",
+    epilog="Example: tokenaudit replay sample_data/rollouts.parquet",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s policy.max_staleness=2 -o result.json")(
+    replay
+)
+app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
+app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        streams.write_result(
+            f"tokenaudit {__version__} (log schema {SCHEMA_VERSION}, Python {platform.python_version()})\n"
+        )
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line and exit; every failure to judge is 2, an uncaught exception too."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    streams.prepare()
+    try:
+        code = app(standalone_mode=False)
+    except TokenauditError as error:
+        streams.show_problems(error.problems)
+        return COULD_NOT_JUDGE
+    except typer.TyperException as error:
+        streams.show_usage_error(error)
+        return COULD_NOT_JUDGE
+    except typer.Abort:
+        return COULD_NOT_JUDGE
+    except Exception as error:  # noqa: BLE001 - a crash must not look like a verdict, so it may not exit with 1
+        streams.show_crash(error)
+        return COULD_NOT_JUDGE
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,38 @@
+"""`tokenaudit inspect`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import LogPaths, OverviewFormat, QuietOption, VerboseOption
+
+
+def inspect(
+    log: LogPaths,
+    format_: Annotated[
+        OverviewFormat, typer.Option("--format", help="Format of standard output.")
+    ] = OverviewFormat.TABLE,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
+    del quiet, verbose
+    from tokenaudit.log import open_log
+    from tokenaudit.overview import overview, overview_data
+    from tokenaudit.reading import read_digest
+    from tokenaudit.render.overview import render_overview
+
+    opened = open_log(log)
+    with streams.progress() as bar:
+        label = f"reading {opened.name}"
+        on_progress = (lambda done: bar.update(label, done, opened.rows)) if bar else None
+        digest = read_digest(opened, quarantine=True, allow_missing_versions=True, on_progress=on_progress)
+    view = overview(opened, digest)
+    if format_ is OverviewFormat.JSON:
+        streams.write_result(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
+    else:
+        streams.write_result(render_overview(view))

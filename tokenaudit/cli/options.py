@@ -1,0 +1,73 @@
+"""Arguments and options that commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+
+
+class Format(StrEnum):
+    """What standard output gets."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+class OverviewFormat(StrEnum):
+    """What standard output gets from commands that describe."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+LogPaths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="LOG...",
+        help="Parquet files, folders or quoted glob patterns that make up one log.",
+        show_default=False,
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        show_default=False,
+        help="Config in TOML. Default: tokenaudit.toml beside the log or here, [tool.tokenaudit] in pyproject.toml, "
+        "or the config in the log's metadata.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override one config value; repeatable."),
+]
+IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
+QuarantineOption = Annotated[
+    bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
+]
+OutputOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        show_default=False,
+        help="Also write a file: .json, .csv, .parquet, .md or .txt; repeatable.",
+    ),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr."),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")
+]

@@ -1,0 +1,121 @@
+"""Where results go: standard output in one format, and files whose format their names tell."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import Format
+from tokenaudit.errors import Problem, UsageError
+from tokenaudit.render.table import TableOptions, render_table
+from tokenaudit.result import Result, result_to_json
+
+SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".txt": "table",
+}
+"""Formats by file name extension."""
+
+
+def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuse, before any work is done, files that could not be written or that are being read.
+
+    Raises:
+        UsageError: unknown extension, no such folder, a folder, or one of `inputs`; all of them at once.
+    """
+    problems = [problem for path in outputs for problem in [_output_problem(path, inputs)] if problem is not None]
+    if problems:
+        raise UsageError(problems)
+
+
+def _output_problem(path: Path, inputs: Sequence[Path]) -> Problem | None:
+    if path.suffix.lower() not in SUFFIXES:
+        what = f"-o can't tell a format from the extension {path.suffix!r}"
+        return Problem(what, str(path), f"extensions: {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        return Problem("-o names a folder", str(path), "name a file in it")
+    if not path.parent.is_dir():
+        return Problem("-o names a folder that isn't there", str(path), f"create {path.parent} first")
+    if path.exists() and any(_is_same_or_inside(path, source) for source in inputs):
+        return Problem("-o would overwrite what is being read", str(path), "choose another name")
+    return None
+
+
+def _is_same_or_inside(path: Path, source: Path) -> bool:
+    if not source.exists():
+        return False
+    return path.resolve() == source.resolve() or (
+        source.is_dir() and path.suffix == ".parquet" and source.resolve() in path.resolve().parents
+    )
+
+
+def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_task: bool) -> None:
+    """Render everything first, then write: a fault leaves no half of it behind."""
+    contents = [(path, _render(result, SUFFIXES[path.suffix.lower()], by_task)) for path in outputs]
+    text = _stdout_text(result, stdout_format, by_task)
+    for path, content in contents:
+        write_file(path, content)
+    streams.write_result(text)
+
+
+def _stdout_text(result: Result, stdout_format: Format, by_task: bool) -> str:
+    if stdout_format is not Format.TABLE:
+        return _render(result, stdout_format.value, by_task).decode()
+    return render_table(
+        result,
+        TableOptions(
+            by_task=by_task,
+            width=streams.terminal_width(),
+            color=streams.wants_color(),
+            unicode=streams.is_unicode(),
+        ),
+    )
+
+
+def _render(result: Result, name: str, by_task: bool) -> bytes:
+    if name == "json":
+        return result_to_json(result).encode(errors="backslashreplace")
+    if name == "table":
+        return render_table(result, TableOptions(by_task=by_task)).encode(errors="backslashreplace")
+    if name == "markdown":
+        from tokenaudit.render.markdown import render_markdown
+
+        return render_markdown(result, by_task=by_task).encode(errors="backslashreplace")
+    from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
+
+    frame = rows_frame(result, by_task=by_task)
+    return csv_text(frame).encode() if name == "csv" else parquet_bytes(frame)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name beside it, then rename: readers see all of it or nothing.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise UsageError(
+            Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
+        ) from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

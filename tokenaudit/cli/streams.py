@@ -1,0 +1,172 @@
+"""Standard output gets the result and nothing else; notes, warnings, progress and errors go to standard error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tokenaudit.errors import Problem
+from tokenaudit.render.text import printable
+
+if TYPE_CHECKING:
+    import typer
+    from rich.progress import Progress, TaskID
+
+_PROGRESS_AFTER_SECONDS = 1.0
+
+_is_quiet = False
+_is_verbose = False
+
+
+def prepare() -> None:
+    """Make output never fail on a character that the terminal's encoding lacks, and forget earlier runs."""
+    global _is_quiet, _is_verbose
+    _is_quiet = _is_verbose = False
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def set_quiet(value: bool) -> bool:
+    """Remember --quiet."""
+    global _is_quiet
+    _is_quiet = _is_quiet or value
+    return value
+
+
+def set_verbose(value: bool) -> bool:
+    """Remember --verbose."""
+    global _is_verbose
+    _is_verbose = _is_verbose or value
+    return value
+
+
+def write_result(text: str) -> None:
+    """Write to standard output; a reader that closed the pipe has seen enough, so the verdict stands."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def note(text: str) -> None:
+    """Say something on standard error, unless --quiet."""
+    if not _is_quiet:
+        print(printable(text), file=sys.stderr)  # noqa: T201
+
+
+def show_warning(message: str, cost: str = "") -> None:
+    """Show a warning on standard error, unless --quiet."""
+    note(f"warning: {message}")
+    if cost:
+        note(f"  {cost}")
+
+
+def show_problems(problems: Iterable[Problem]) -> None:
+    """Show errors on standard error, three short lines each: what, where, what to do."""
+    for problem in problems:
+        lines = [f"error: {problem.what}"]
+        if problem.where:
+            lines.append(f"  at: {problem.where}")
+        if problem.hint:
+            lines.append(f"  hint: {problem.hint}")
+        for line in lines:
+            print(printable(line), file=sys.stderr)  # noqa: T201
+
+
+def show_usage_error(error: typer.TyperException) -> None:
+    """Show what is wrong with the arguments."""
+    context = getattr(error, "ctx", None)
+    hint = f"{context.command_path} --help" if context is not None else "tokenaudit --help"
+    show_problems([Problem(error.format_message(), None, hint)])
+
+
+def show_crash(error: Exception) -> None:
+    """Show a fault of tokenaudit itself; the traceback only with --verbose."""
+    if _is_verbose:
+        traceback.print_exception(error)
+    what = f"internal error: {type(error).__name__}: {error}"
+    hint = "this is a fault of tokenaudit; run again with --verbose and report what it prints"
+    show_problems([Problem(what, None, hint)])
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output goes to; None for a pipe or file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wants_color() -> bool:
+    """Whether to colour standard output: NO_COLOR beats FORCE_COLOR beats being a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_unicode() -> bool:
+    """Whether standard output can show characters beyond ASCII."""
+    return (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
+
+
+class ProgressBar:
+    """A bar on standard error that appears once work has taken a second."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._label = ""
+
+    def update(self, label: str, done: int, total: int) -> None:
+        """Tell how far the work is."""
+        if self._bar is None:
+            if time.monotonic() - self._start < _PROGRESS_AFTER_SECONDS:
+                return
+            self._bar = _new_bar()
+            self._bar.start()
+        if self._task is None or label != self._label:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._label = label
+            self._task = self._bar.add_task(printable(label), total=total)
+        self._bar.update(self._task, completed=done)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def progress() -> Iterator[ProgressBar | None]:
+    """A progress bar for the enclosed work; None where standard error is no terminal, or with --quiet."""
+    if _is_quiet or not sys.stderr.isatty():
+        yield None
+        return
+    bar = ProgressBar()
+    try:
+        yield bar
+    finally:
+        bar.stop()

@@ -1,0 +1,77 @@
+"""The result as Markdown, for pull requests and job summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tokenaudit.metrics import Metric
+from tokenaudit.render.summary import STEP_METRICS, ledger_lines, title, verdict
+from tokenaudit.render.text import printable, value_text
+from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
+
+
+def render_markdown(result: Result, *, by_task: bool = False) -> str:
+    """Title, verdict, warnings, ledger and steps; every step is there."""
+    return "\n".join(_blocks(result, by_task)).rstrip("\n") + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    table = Table(box=box.MARKDOWN)
+    for position, name in enumerate(header):
+        table.add_column(_cell(name), justify="left" if position == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(cell) for cell in row))
+    buffer = StringIO()
+    console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
+    console.print(table)
+    return buffer.getvalue().strip("\n")
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def _blocks(result: Result, by_task: bool) -> Iterator[str]:
+    yield f"## tokenaudit replay: {_inline(title(result))}\n"
+    yield f"**{verdict(result)}**\n"
+    for notice in result.warnings:
+        yield f"- warning: {_inline(notice.message)}" + (f" {_inline(notice.cost)}" if notice.cost else "")
+    if result.warnings:
+        yield ""
+    yield markdown_table(("where the tokens went", "tokens", "share"), [
+        (name, f"{tokens:,}", share) for name, tokens, share in ledger_lines(result)
+    ]) + "\n"  # fmt: skip
+    header = ["step", *(["task"] if by_task else []), *(metric.name for metric in STEP_METRICS)]
+    yield markdown_table(header, list(_rows(result, by_task)))
+
+
+def _inline(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in printable(text))
+
+
+def _rows(result: Result, by_task: bool) -> Iterator[list[str]]:
+    labelled: list[tuple[str, RowData]] = [(str(row[TRAIN_STEP]), row) for row in result.steps]
+    if not result.selection:
+        labelled.append(("tail", result.tail))
+    labelled.append(("total", result.totals))
+    for label, row in labelled:
+        if by_task:
+            for task, part in row[TASKS].items():
+                yield [label, task, *_values(part)]
+        else:
+            yield [label, *_values(row)]
+
+
+def _values(row: RowData) -> list[str]:
+    return [_value(metric, row) for metric in STEP_METRICS]
+
+
+def _value(metric: Metric, row: RowData) -> str:
+    return value_text(metric, row[metric.name]) if metric.name in row else ""
