@@ -57,7 +57,8 @@ def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
     if array is None or array.type == pa.null():
         return np.full(rows, fill, dtype=np.int64)
     if array.null_count:
-        array = array.cast(pa.int64(), safe=False).fill_null(fill)
+        filled = array.cast(pa.int64(), safe=False).fill_null(fill)
+        return filled.to_numpy(zero_copy_only=False)
     return array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
 
