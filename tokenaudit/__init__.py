@@ -1,3 +1,25 @@
-"""Replay recorded rollout logs and account for every token under a staleness policy."""
+"""Replay recorded rollout logs and account for every token under a staleness policy.
+
+In a notebook: `replay_log` makes a result, `rows_frame` a polars table of its steps. Both load what they need when
+they are first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenaudit.render.frames import rows_frame
+    from tokenaudit.session import replay_log
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "replay_log", "rows_frame"]
+
+_HOMES = {"replay_log": "tokenaudit.session", "rows_frame": "tokenaudit.render.frames"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -9,9 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tokenaudit.metrics import Metric
-from tokenaudit.render.summary import STEP_METRICS, ledger_lines, title, verdict
-from tokenaudit.render.text import printable, value_text
+from tokenaudit.render.summary import STEP_METRICS, ledger_lines, step_values, title, verdict
+from tokenaudit.render.text import printable
 from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
 
 
@@ -30,7 +29,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     buffer = StringIO()
     console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(table)
-    return buffer.getvalue().strip("\n")
+    return "\n".join(line for line in buffer.getvalue().split("\n") if line.strip())
 
 
 def _cell(text: str) -> str:
@@ -41,7 +40,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
     yield f"## tokenaudit replay: {_inline(title(result))}\n"
     yield f"**{verdict(result)}**\n"
     for notice in result.warnings:
-        yield f"- warning: {_inline(notice.message)}" + (f" {_inline(notice.cost)}" if notice.cost else "")
+        yield f"- warning: {_inline(notice.message)}" + (f" ({_inline(notice.cost)})" if notice.cost else "")
     if result.warnings:
         yield ""
     yield markdown_table(("where the tokens went", "tokens", "share"), [
@@ -60,18 +59,15 @@ def _rows(result: Result, by_task: bool) -> Iterator[list[str]]:
     labelled: list[tuple[str, RowData]] = [(str(row[TRAIN_STEP]), row) for row in result.steps]
     if not result.selection:
         labelled.append(("tail", result.tail))
-    labelled.append(("total", result.totals))
+    labelled.append(("whole run" if result.selection else "total", result.totals))
     for label, row in labelled:
         if by_task:
             for task, part in row[TASKS].items():
-                yield [label, task, *_values(part)]
+                yield [label, task, *_values(part, row)]
         else:
-            yield [label, *_values(row)]
+            yield [label, *_values(row, row)]
 
 
-def _values(row: RowData) -> list[str]:
-    return [_value(metric, row) for metric in STEP_METRICS]
-
-
-def _value(metric: Metric, row: RowData) -> str:
-    return value_text(metric, row[metric.name]) if metric.name in row else ""
+def _values(part: RowData, row: RowData) -> list[str]:
+    values = step_values(part, row)
+    return [values.get(metric.name, "") for metric in STEP_METRICS]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tokenaudit import metrics as m
-from tokenaudit.metrics import Metric
-from tokenaudit.render.text import count_text, printable, share_text
+from tokenaudit.metrics import Metric, Total
+from tokenaudit.render.text import count_text, printable, share_text, value_text
 from tokenaudit.result import TRAIN_STEP, Result, RowData
 
 STEP_METRICS: tuple[Metric, ...] = (
@@ -46,6 +46,17 @@ WIDTH_PRIORITY: tuple[Metric, ...] = (
     m.MODEL_STEP,
 )
 """The same, in the order in which a narrow terminal keeps them."""
+
+
+def step_values(part: RowData, row: RowData) -> dict[str, str]:
+    """Texts of `STEP_METRICS` by name; what a part lacks is left out.
+
+    Args:
+        part: a row, or the row of one of its tasks.
+        row: the whole row, which tells what belongs to the step.
+    """
+    sources = ((metric, row if metric.total is Total.STATE else part) for metric in STEP_METRICS)
+    return {metric.name: value_text(metric, source[metric.name]) for metric, source in sources if metric.name in source}
 
 
 def title(result: Result) -> str:

@@ -21,10 +21,11 @@ from tokenaudit.render.summary import (
     expired_by_step,
     ledger_lines,
     peak_step,
+    step_values,
     title,
     verdict,
 )
-from tokenaudit.render.text import count_text, printable, share_text, sparkline, value_text
+from tokenaudit.render.text import count_text, printable, share_text, sparkline
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 
 SHOWN_ROWS = 40
@@ -126,9 +127,9 @@ def _steps_table(result: Result, options: TableOptions) -> Iterator[RenderableTy
 def _lines(result: Result, by_task: bool) -> Iterator[_Line]:
     for row in result.steps:
         yield from _row_lines(str(row[TRAIN_STEP]), row, by_task)
-    if not result.selection and any(row for row in _activity(result.tail)):
+    if not result.selection and any(_activity(result.tail)):
         yield from _row_lines("tail", result.tail, by_task)
-    yield from _row_lines("total", result.totals, by_task, is_total=True)
+    yield from _row_lines("whole run" if result.selection else "total", result.totals, by_task, is_total=True)
 
 
 def _activity(row: RowData) -> Iterator[int | float]:
@@ -137,17 +138,15 @@ def _activity(row: RowData) -> Iterator[int | float]:
 
 def _row_lines(label: str, row: RowData, by_task: bool, *, is_total: bool = False) -> Iterator[_Line]:
     if not by_task:
-        yield _Line(label, "", _cells(row), is_total)
+        yield _Line(label, "", _cells(row, row), is_total)
         return
     for task, part in row[TASKS].items():
-        yield _Line(label, printable(task), _cells(part), is_total)
+        yield _Line(label, printable(task), _cells(part, row), is_total)
 
 
-def _cells(row: RowData) -> dict[str, str]:
-    cells = {metric.name: value_text(metric, row[metric.name]) for metric in STEP_METRICS if metric.name in row}
-    dropped, produced = row.get(m.DROPPED_TOKENS.name) or 0, row.get(m.PRODUCED_TOKENS.name) or 0
-    cells[_DROPPED_SHARE] = share_text(dropped, produced)
-    return cells
+def _cells(part: RowData, row: RowData) -> dict[str, str]:
+    dropped, produced = part.get(m.DROPPED_TOKENS.name) or 0, part.get(m.PRODUCED_TOKENS.name) or 0
+    return step_values(part, row) | {_DROPPED_SHARE: share_text(dropped, produced)}
 
 
 def _header(name: str) -> str:
