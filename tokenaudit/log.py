@@ -135,6 +135,11 @@ def open_log(paths: Sequence[Path]) -> Log:
     )
 
 
+def log_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that paths name, in reading order; paths that name none are passed over."""
+    return [file for path in paths for file in _expand(path)[0]]
+
+
 def read_batches(
     log: Log, columns: Sequence[str], on_progress: Callable[[int], None] | None = None
 ) -> Iterator[LogBatch]:

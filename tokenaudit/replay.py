@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
@@ -18,22 +17,13 @@ from tokenaudit.errors import ConfigError, Problem, UsageError
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.lifecycle.types import Group, Response, Status, token_count
 from tokenaudit.recorded import RecordedPuts
-from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
+from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed, TimelineKind
 from tokenaudit.schema import EventKind
 
 MAX_STEPS = 1_000_000
 """Steps a simulated timeline may have."""
 
 _PROGRESS_EVERY = 1024
-
-
-class TimelineKind(StrEnum):
-    """Where refreshes and takes come from."""
-
-    RECORDED = "recorded"
-    """The log's own events, in order."""
-    SIMULATED = "simulated"
-    """For every step: refresh, the puts of that step, take."""
 
 
 def timeline_of(digest: Digest, asked: TimelineKind | None = None) -> TimelineKind:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tokenaudit.lifecycle.events import LifecycleEvent
 from tokenaudit.lifecycle.types import Status
+
+
+class TimelineKind(StrEnum):
+    """Where refreshes and takes come from."""
+
+    RECORDED = "recorded"
+    """The log's own events, in order."""
+    SIMULATED = "simulated"
+    """For every step: refresh, the puts of that step, take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from tokenaudit.digest import KIND_CODE, Digest
 from tokenaudit.ledger import Ledger, count
 from tokenaudit.log import Log, open_log
 from tokenaudit.reading import read_digest
-from tokenaudit.replay import TimelineKind, replay, run_tasks, timeline_of
+from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Notice, Result, build_result
+from tokenaudit.run_events import TimelineKind
 from tokenaudit.runs import MISSING_VERSION
 from tokenaudit.schema import EventKind
 from tokenaudit.settings import Settings, load_settings

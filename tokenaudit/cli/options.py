@@ -30,7 +30,7 @@ class OverviewFormat(StrEnum):
 LogPaths = Annotated[
     list[Path],
     typer.Argument(
-        metavar="LOG...",
+        metavar="LOG",
         help="Parquet files, folders or quoted glob patterns that make up one log.",
         show_default=False,
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.log import log_files
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.result import Result, result_to_json
 
@@ -25,35 +26,38 @@ SUFFIXES = {
 
 
 def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Refuse, before any work is done, files that could not be written or that are being read.
+    """Refuse, before any work is done, files that could not be written or that would change what is read.
+
+    Args:
+        outputs: files to write.
+        inputs: what is read: files, folders or glob patterns.
 
     Raises:
-        UsageError: unknown extension, no such folder, a folder, or one of `inputs`; all of them at once.
+        UsageError: an unknown extension, no such folder, a folder, or a part of the input; all of them at once.
     """
-    problems = [problem for path in outputs for problem in [_output_problem(path, inputs)] if problem is not None]
-    if problems:
-        raise UsageError(problems)
+    if not outputs:
+        return
+    files = {path.resolve() for path in log_files(inputs)} | {path.resolve() for path in inputs}
+    folders = {path.resolve() for path in inputs if path.is_dir()}
+    problems = [_output_problem(path, files, folders) for path in outputs]
+    if any(problems):
+        raise UsageError(problem for problem in problems if problem is not None)
 
 
-def _output_problem(path: Path, inputs: Sequence[Path]) -> Problem | None:
+def _output_problem(path: Path, files: set[Path], folders: set[Path]) -> Problem | None:
+    if path.is_dir():
+        return Problem("-o names a folder", str(path), "name a file in it")
     if path.suffix.lower() not in SUFFIXES:
         what = f"-o can't tell a format from the extension {path.suffix!r}"
         return Problem(what, str(path), f"extensions: {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        return Problem("-o names a folder", str(path), "name a file in it")
     if not path.parent.is_dir():
         return Problem("-o names a folder that isn't there", str(path), f"create {path.parent} first")
-    if path.exists() and any(_is_same_or_inside(path, source) for source in inputs):
+    place = path.resolve()
+    if place in files:
         return Problem("-o would overwrite what is being read", str(path), "choose another name")
+    if path.suffix.lower() == ".parquet" and folders.intersection(place.parents):
+        return Problem("-o would become part of the log being read", str(path), "choose another folder")
     return None
-
-
-def _is_same_or_inside(path: Path, source: Path) -> bool:
-    if not source.exists():
-        return False
-    return path.resolve() == source.resolve() or (
-        source.is_dir() and path.suffix == ".parquet" and source.resolve() in path.resolve().parents
-    )
 
 
 def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_task: bool) -> None:

@@ -21,6 +21,7 @@ from tokenaudit.cli.options import (
     VerboseOption,
 )
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.run_events import TimelineKind
 
 if TYPE_CHECKING:
     from tokenaudit.result import Result
@@ -31,9 +32,8 @@ def replay(
     config: ConfigOption = None,
     set_: SetOption = None,
     timeline: Annotated[
-        str | None,
+        TimelineKind | None,
         typer.Option(
-            metavar="recorded|simulated",
             show_default=False,
             help="Where refreshes and takes come from. Default: the log, if it has them.",
         ),
@@ -91,26 +91,19 @@ def _replayed(
     log: list[Path],
     config: Path | None,
     overrides: list[str],
-    timeline: str | None,
+    timeline: TimelineKind | None,
     quarantine: bool,
     isolated: bool,
     groups: bool,
 ) -> Result:
-    from tokenaudit.replay import TimelineKind
     from tokenaudit.session import replay_log
 
-    kind = None
-    if timeline is not None:
-        if timeline not in list(TimelineKind):
-            hint = "it is recorded or simulated"
-            raise UsageError(Problem(f"--timeline {timeline!r} is unknown", None, hint))
-        kind = TimelineKind(timeline)
     with streams.progress() as bar:
         replayed = replay_log(
             log,
             config_path=config,
             overrides=overrides,
-            timeline=kind,
+            timeline=timeline,
             quarantine=quarantine,
             isolated=isolated,
             with_groups=groups,

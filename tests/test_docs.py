@@ -1,0 +1,88 @@
+"""The README can't rot: its generated parts are current, its commands run, and every command has an example."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from readme import README, with_generated_parts
+
+ROOT = README.parent
+TEXT = README.read_text()
+BASH = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL))
+COMMANDS = [line for line in BASH.splitlines() if line.startswith("tokenaudit ")]
+TEST_COMMAND = "pip install '.[test]' && pytest"
+MAIN_COMMAND = "pip install . && tokenaudit replay sample_data/rollouts.parquet"
+
+
+def test_generated_parts_are_current():
+    assert with_generated_parts(TEXT) == TEXT, "run python tests/readme.py"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like a fresh clone, for commands that write files; they run in the order of the README."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_commands_run(command: str, checkout: Path):
+    assert len(COMMANDS) > 8
+    ran = subprocess.run(
+        [sys.executable, "-m", "tokenaudit", *shlex.split(command)[1:]],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (ran.returncode, ran.stderr.count("Traceback")) == (0, 0), ran.stderr
+    assert ran.stdout
+
+
+def test_the_two_commands_stand_in_the_readme_and_ci_runs_the_second():
+    assert MAIN_COMMAND in BASH
+    assert TEST_COMMAND in BASH
+    script = ROOT / ".ci" / "run"
+    assert TEST_COMMAND in script.read_text().splitlines()
+    assert script.stat().st_mode & stat.S_IXUSR
+
+
+def test_readme_python_runs(checkout: Path):
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_readme_config_is_valid():
+    from tokenaudit.config import parse_config
+
+    (text,) = re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
+    config = parse_config(tomllib.loads(text), "README.md")
+    assert config.task_policy("math").max_staleness == 3
+
+
+@pytest.mark.parametrize("command", ["replay", "inspect", "lint"])
+def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
+    ran = run_cli(command, "--help")
+    assert ran.code == 0
+    assert f"Example: tokenaudit {command} " in ran.out
+    assert f"| `tokenaudit {command}" in TEXT
+
+
+def test_all_commands_are_checked_above(run_cli):
+    listed = re.search(r"Commands:\n(.*?)\n\n", run_cli("--help").out, flags=re.DOTALL)
+    assert listed is not None
+    assert {line.split()[0] for line in listed[1].splitlines() if line.startswith("  ") and line[2] != " "} == {
+        "replay",
+        "inspect",
+        "lint",
+    }

@@ -1,0 +1,172 @@
+"""Data flows one way: a module imports only what stands above it in this list."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "tokenaudit"
+
+LAYERS = (
+    "tokenaudit",
+    "tokenaudit.errors",
+    "tokenaudit.schema",
+    "tokenaudit.metrics",
+    "tokenaudit.lifecycle.staleness",
+    "tokenaudit.lifecycle.types",
+    "tokenaudit.lifecycle.events",
+    "tokenaudit.lifecycle.policies",
+    "tokenaudit.lifecycle.pool",
+    "tokenaudit.lifecycle.buffer",
+    "tokenaudit.lifecycle",
+    "tokenaudit.config",
+    "tokenaudit.config_warnings",
+    "tokenaudit.settings",
+    "tokenaudit.columns",
+    "tokenaudit.log",
+    "tokenaudit.faults",
+    "tokenaudit.runs",
+    "tokenaudit.token_ids",
+    "tokenaudit.digest",
+    "tokenaudit.rows",
+    "tokenaudit.reading",
+    "tokenaudit.run_events",
+    "tokenaudit.recorded",
+    "tokenaudit.replay",
+    "tokenaudit.ledger",
+    "tokenaudit.result",
+    "tokenaudit.session",
+    "tokenaudit.overview",
+    "tokenaudit.render",
+    "tokenaudit.render.text",
+    "tokenaudit.render.summary",
+    "tokenaudit.render.table",
+    "tokenaudit.render.markdown",
+    "tokenaudit.render.frames",
+    "tokenaudit.render.overview",
+    "tokenaudit.cli.streams",
+    "tokenaudit.cli.options",
+    "tokenaudit.cli.output",
+    "tokenaudit.cli.replay",
+    "tokenaudit.cli.inspect",
+    "tokenaudit.cli.lint",
+    "tokenaudit.cli",
+    "tokenaudit.__main__",
+)
+
+EXTERNAL = {
+    "tokenaudit.lifecycle": set(),
+    "tokenaudit.ledger": set(),
+    "tokenaudit.metrics": set(),
+    "tokenaudit.schema": set(),
+    "tokenaudit.errors": set(),
+    "tokenaudit.replay": {"numpy"},
+    "tokenaudit.recorded": {"numpy"},
+    "tokenaudit.digest": {"numpy"},
+    "tokenaudit.columns": {"numpy", "pyarrow"},
+    "tokenaudit.log": {"pyarrow"},
+    "tokenaudit.config": {"pydantic"},
+    "tokenaudit.result": {"pydantic"},
+    "tokenaudit.render.frames": {"polars"},
+    "tokenaudit.render.table": {"rich"},
+    "tokenaudit.cli": {"typer", "rich"},
+}
+"""The third-party packages that a module, or every module below it, may import."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of everything a file imports, wherever it does so."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module
+
+
+def test_every_module_has_its_place_in_the_list():
+    assert sorted(LAYERS) == sorted(MODULES)
+
+
+@pytest.mark.parametrize("module", [name for name in LAYERS if name != "tokenaudit"])
+def test_a_module_imports_only_what_stands_above_it(module: str):
+    above = LAYERS[: LAYERS.index(module)]
+    own = [name for name in imports(MODULES[module]) if name.split(".")[0] == "tokenaudit"]
+    assert [name for name in own if name not in above] == []
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_third_party_packages_stay_where_they_belong(module: str):
+    allowed = [packages for prefix, packages in EXTERNAL.items() if f"{module}.".startswith(f"{prefix}.")]
+    if not allowed:
+        return
+    used = {name.split(".")[0] for name in imports(MODULES[module])} - {"tokenaudit"}
+    assert used - set(sys.stdlib_module_names) <= set().union(*allowed)
+
+
+def test_torch_is_imported_only_by_masks():
+    users = {name for name, path in MODULES.items() if any(used.split(".")[0] == "torch" for used in imports(path))}
+    assert {name for name in users if "masks" not in name and "audit" not in name.removeprefix("tokenaudit")} == set()
+
+
+def test_a_metric_is_named_only_in_the_registry():
+    from tokenaudit.metrics import METRICS
+
+    named = [
+        f"{module}:{node.lineno} {node.value}"
+        for module, path in MODULES.items()
+        if module != "tokenaudit.metrics"
+        for node in ast.walk(ast.parse(path.read_text()))
+        # model_step is a column of the log too, and the schema has to name it
+        if isinstance(node, ast.Constant) and node.value in METRICS.keys() - {"model_step"}
+    ]
+    assert named == []
+
+
+HEAVY = ("torch", "polars", "pyarrow", "numpy")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["--version"]]
+)
+def test_help_imports_nothing_heavy(arguments: list[str]):
+    code = (
+        "import sys\n"
+        "from tokenaudit.cli import main\n"
+        f"sys.argv = ['tokenaudit', *{arguments!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as exited:\n    assert exited.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_replay_works_without_torch_and_loads_no_polars_for_a_table():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from tokenaudit.cli import main\n"
+        "sys.argv = ['tokenaudit', 'replay', 'sample_data/rollouts.parquet']\n"
+        "try:\n    main()\n"
+        "except SystemExit as exited:\n    assert exited.code == 0\n"
+        "print('polars' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    assert ran.stdout.splitlines()[-1] == "False"
