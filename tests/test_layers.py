@@ -40,6 +40,7 @@ LAYERS = (
     "tokenaudit.replay",
     "tokenaudit.ledger",
     "tokenaudit.result",
+    "tokenaudit.notices",
     "tokenaudit.session",
     "tokenaudit.overview",
     "tokenaudit.render",

@@ -160,7 +160,7 @@ class RecordedPuts:
         responses = self._digest.responses
         recorded = int(responses.prior_len[row])
         if recorded != PRIOR_UNKNOWN:
-            return recorded
+            return max(recorded, 0)
         previous = int(responses.previous[row])
         if previous < 0 or not self._continues(previous, row):
             return 0
