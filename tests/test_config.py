@@ -7,23 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenaudit.config import (
-    Config,
-    Mode,
-    Policy,
-    ReplayPolicy,
-    Task,
-    TaskPolicy,
-    dotted,
-    dotted_items,
-    parse_config,
-    quoted,
-    require_timeline,
-    resolved,
-    shown,
-    task_order,
-    task_sizes,
-)
+from tokenaudit.config import dotted_items, parse_config, require_timeline, resolved, task_order, task_sizes
+from tokenaudit.config_faults import dotted, quoted, shown
+from tokenaudit.config_model import Config, Mode, Policy, ReplayPolicy, Task, TaskPolicy
 from tokenaudit.config_warnings import ConfigWarning, config_warnings
 from tokenaudit.errors import ConfigError, Problem
 from tokenaudit.lifecycle.policies import ExpiryPolicy

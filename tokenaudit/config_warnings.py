@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenaudit.config import Config, Policy, TaskPolicy, dotted
+from tokenaudit.config_faults import dotted
+from tokenaudit.config_model import Config, Policy, TaskPolicy
 from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tokenaudit.columns import Bools
-from tokenaudit.config import Config, dotted
+from tokenaudit.config_faults import dotted
+from tokenaudit.config_model import Config
 from tokenaudit.config_warnings import config_warnings
 from tokenaudit.digest import KIND_CODE, PRIOR_ASSUMED, Digest
 from tokenaudit.ledger import Ledger
