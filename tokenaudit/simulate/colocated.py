@@ -38,7 +38,7 @@ def _window(world: World) -> Iterator[Iterator[SimulationEvent]]:
     engine = world.engine
     while running or engine.next_end == world.now:
         assert engine.next_end is not None
-        world.now = engine.next_end
+        world.advance(engine.next_end)
         flight = engine.pop_end()
         if flight is None:
             continue

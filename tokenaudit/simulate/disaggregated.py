@@ -35,7 +35,8 @@ def run_disaggregated(world: World, producer: Producer, trainer: Trainer) -> Ite
             (producer.next_time, _Actor.PRODUCER),
             (trainer.next_time, _Actor.TRAINER),
         )
-        world.now, actor = min((time, actor) for time, actor in due if time is not None)
+        time, actor = min((time, actor) for time, actor in due if time is not None)
+        world.advance(time)
         if actor is _Actor.ENGINE:
             flight = world.engine.pop_end()
             if flight is None:

@@ -38,7 +38,7 @@ class SyncEntry:
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """A group left its pool to be generated again; the pool of a prompt is `init`."""
+    """A group left its pool to be generated again; `status` is the pool's."""
 
     time_us: int
     task_name: str
@@ -85,6 +85,8 @@ class StuckReason(StrEnum):
     """More groups began in one step than a run may have."""
     IDS_RUN_OUT = "ids_run_out"
     """The ids of a further pass over the prompts don't fit 64 bits."""
+    CLOCK_RUNS_OUT = "clock_runs_out"
+    """The simulated time doesn't fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

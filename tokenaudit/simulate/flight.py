@@ -145,9 +145,7 @@ class Members:
             trainable = self._masks.trainable(row, prior + new_tokens) - before
             runs = _extended(runs, (model_step, new_tokens, trainable))
         if not is_over:
-            return Response(
-                rollout_id, Status.ABORTED, runs, prior_len=prior, segment=segment, agentic=was_agentic
-            )
+            return Response(rollout_id, Status.ABORTED, runs, prior_len=prior, segment=segment, agentic=was_agentic)
         reward = self._rewards[row]
         return Response(
             rollout_id,
@@ -155,7 +153,7 @@ class Members:
             runs,
             prior_len=prior,
             segment=segment,
-            agentic=self._agentic[row] or was_agentic,
+            agentic=was_agentic or bool(self._agentic[row]),
             reward=None if math.isnan(reward) else reward,
         )
 

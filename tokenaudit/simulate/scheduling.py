@@ -188,10 +188,8 @@ class TaskScheduler:
         else:
             prompt, held = self._prompts.of(sampled.group_id), sampled.responses
         world = self._world
-        status = Status.INIT if sampled is None else sampled.status
-        world.events.append(SampleEntry(world.now, self.name, prompt.group_id, status))
         flight = self._members.flight(self.index, prompt, held)
-        if status is not Status.ABORTED:
+        if sampled is None or sampled.status is Status.EXPIRED:
             flight.attempt = self.watch.begin()
         self.pending += 1
         world.engine.spawn(flight, world.now)
@@ -201,7 +199,8 @@ class TaskScheduler:
         for status in pools:
             for event in self._world.buffer.sample(self.name, status):
                 if isinstance(event, GroupSampled):
-                    self._world.events.append(event)
+                    entry = SampleEntry(self._world.now, self.name, event.group_id, status)
+                    self._world.events += (entry, event)
                     return event
         return None
 

@@ -46,27 +46,31 @@ def run_settings(workload: Workload, config: Config) -> RunSettings:
         ConfigError: keys that are missing, batches that the workload can't fill, numbers that no run has; all at once.
     """
     problems: list[Problem] = []
-    needed = ["train_batch_size", "steps"]
-    if config.mode is Mode.DISAGGREGATED:
-        needed += ["train_time_us", "sync_time_us", "poll_interval_us"]
     sizes: dict[str, int] = {}
-    values: tuple[int, ...] = ()
+    times: DisaggregatedTimes | None = None
+    needed_by = f"a {config.mode.value} simulation"
     try:
-        values = require_timeline(config, needed, f"a {config.mode} simulation")
+        (steps,) = require_timeline(config, ["steps"], needed_by)
+    except ConfigError as error:
+        steps = 0
+        problems += error.problems
+    if steps > MAX_STEPS:
+        what = f"a simulation of {steps} steps"
+        problems.append(Problem(what, "timeline.steps", f"simulate at most {MAX_STEPS:,} steps"))
+    try:
+        sizes = task_sizes(config, task_order(config, list(workload.tasks)))
     except ConfigError as error:
         problems += error.problems
-    if config.timeline.train_batch_size is not None:
+    if config.mode is Mode.DISAGGREGATED:
+        keys = ["train_time_us", "sync_time_us", "poll_interval_us"]
         try:
-            sizes = task_sizes(config, task_order(config, list(workload.tasks)))
+            times = DisaggregatedTimes(*require_timeline(config, keys, needed_by))
         except ConfigError as error:
             problems += error.problems
-    if (config.timeline.steps or 0) > MAX_STEPS:
-        what = f"a simulation of {config.timeline.steps} steps"
-        problems.append(Problem(what, "timeline.steps", f"simulate at most {MAX_STEPS:,} steps"))
     problems += _task_problems(workload, config, sizes)
     if problems:
         raise ConfigError(problems)
-    return RunSettings(values[1], sizes, DisaggregatedTimes(*values[2:]) if values[2:] else None)
+    return RunSettings(steps, sizes, times)
 
 
 def _task_problems(workload: Workload, config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:

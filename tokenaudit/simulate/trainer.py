@@ -48,6 +48,7 @@ class Trainer:
         self._waiting_since = 0
         self._trained_step = 0
         self._forced_sync = False
+        self._sync = (0, 0)
         self.is_done = False
         """Whether the last row has closed."""
 
@@ -70,7 +71,7 @@ class Trainer:
         elif self._phase is _Phase.TRAINING:
             self._world.trainer_busy.set(False, self._world.now)
             if self._forced_sync or self._trained_step % self._interval == 0:
-                self._begin_sync()
+                self._begin_sync(self._trained_step, self._trained_step)
             else:
                 self._begin()
         else:
@@ -105,8 +106,8 @@ class Trainer:
         world = self._world
         if self._is_stopped and self._step - 1 > world.model_step:
             world.trainer_wait.set(False, world.now)
-            self._trained_step = self._step - 1
-            self._begin_sync()
+            # An empty batch: nothing is trained, so the sync belongs to the step that waits.
+            self._begin_sync(self._step, self._step - 1)
         elif self._has_batch:
             world.trainer_wait.set(False, world.now)
             self._take()
@@ -131,8 +132,9 @@ class Trainer:
         world.trainer_busy.set(True, world.now)
         self._next_time = world.now + self._times.train_time_us
 
-    def _begin_sync(self) -> None:
+    def _begin_sync(self, train_step: int, model_step: int) -> None:
         world = self._world
+        self._sync = (train_step, model_step)
         world.set_status(ProducerStatus.UPDATE)
         self._producer.stop()
         world.abort()
@@ -141,7 +143,7 @@ class Trainer:
 
     def _end_sync(self) -> None:
         world = self._world
-        world.sync(self._trained_step, self._trained_step)
+        world.sync(*self._sync)
         world.set_status(ProducerStatus.NORMAL)
         self._producer.resume()
         self._begin()

@@ -12,11 +12,22 @@ from tokenaudit.lifecycle.types import token_count
 from tokenaudit.metrics import Metric
 from tokenaudit.run_events import RunEnded, StepClosed
 from tokenaudit.simulate.engine import Engine
-from tokenaudit.simulate.entries import RefreshEntry, RunStuck, SimulationEvent, StuckTaskReport, SyncEntry, TakeEntry
+from tokenaudit.simulate.entries import (
+    CannotGoOnError,
+    RefreshEntry,
+    RunStuck,
+    SimulationEvent,
+    StuckReason,
+    StuckTaskReport,
+    SyncEntry,
+    TakeEntry,
+)
 from tokenaudit.simulate.flight import Flight
 from tokenaudit.simulate.meter import Meter
 from tokenaudit.simulate.scheduling import TaskScheduler
 from tokenaudit.workload import Workload
+
+_LAST_INSTANT = 2**62
 
 
 class ProducerStatus(StrEnum):
@@ -62,6 +73,19 @@ class World:
             for index, (task, size) in enumerate(sizes.items())
         ]
         self.sized = [task for task in self.tasks if task.size > 0]
+
+    def advance(self, time: int) -> None:
+        """Move the clock to an instant that is not before now.
+
+        Raises:
+            CannotGoOnError: the instant is beyond what an event log can hold.
+        """
+        if time > _LAST_INSTANT:
+            message = f"step {self.consumer_step} would end after more than {_LAST_INSTANT} simulated microseconds"
+            raise CannotGoOnError(
+                *(StuckTaskReport(task.name, StuckReason.CLOCK_RUNS_OUT, message) for task in self.sized)
+            )
+        self.now = time
 
     def drain(self) -> Iterator[SimulationEvent]:
         """What happened since the last call."""
