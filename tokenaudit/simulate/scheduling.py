@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tokenaudit import metrics as m
 from tokenaudit.config import TaskPolicy
@@ -14,10 +13,8 @@ from tokenaudit.run_events import PutReconciled
 from tokenaudit.simulate.entries import CannotGoOnError, PutEntry, SampleEntry, StuckReason, StuckTaskReport
 from tokenaudit.simulate.flight import Flight, Members
 from tokenaudit.simulate.prompts import Prompts
+from tokenaudit.simulate.state import RunState
 from tokenaudit.workload import TaskWorkload
-
-if TYPE_CHECKING:
-    from tokenaudit.simulate.world import World
 
 MAX_GROUPS_PER_STEP = 1_000_000
 """Groups a task may begin in one step: a run that asks for more is a mistake, and one that needs more doesn't end."""
@@ -64,7 +61,7 @@ class TaskScheduler:
     """One task of a simulated run.
 
     Args:
-        world: the run.
+        state: the state of the run.
         index: place in task order.
         name: its name.
         size: its groups per batch.
@@ -78,7 +75,7 @@ class TaskScheduler:
     """
 
     def __init__(
-        self, world: World, index: int, name: str, size: int, policy: TaskPolicy, workload: TaskWorkload | None
+        self, state: RunState, index: int, name: str, size: int, policy: TaskPolicy, workload: TaskWorkload | None
     ) -> None:
         self.index = index
         self.name = name
@@ -86,7 +83,7 @@ class TaskScheduler:
         self.taken = 0
         self.last_look = 0
         self.pending = 0
-        self._world = world
+        self._state = state
         self._trigger = policy.tail_batch_trigger_size
         self._over_sample_threshold = policy.over_sample_threshold
         self._unclaimed: list[Flight] = []
@@ -103,7 +100,7 @@ class TaskScheduler:
     @property
     def completed(self) -> int:
         """Groups that can be taken."""
-        return self._world.buffer.count(self.name, Status.COMPLETED)
+        return self._state.buffer.count(self.name, Status.COMPLETED)
 
     @property
     def has_batch(self) -> bool:
@@ -117,7 +114,7 @@ class TaskScheduler:
 
     def start(self, target: int) -> None:
         """Begin to schedule towards a target: groups available, those already taken included."""
-        expired = self._world.buffer.count(self.name, Status.EXPIRED)
+        expired = self._state.buffer.count(self.name, Status.EXPIRED)
         self._from_expired = self._trigger >= 0 and expired > 0 and expired >= self._trigger
         is_tail_batch = self._trigger > 0 and expired >= self._trigger
         if is_tail_batch:
@@ -128,7 +125,7 @@ class TaskScheduler:
 
     def look(self) -> bool:
         """Spawn what is missing; whether the target is reached instead."""
-        self.last_look = self._world.now
+        self.last_look = self._state.now
         available = self.taken + self.completed
         if available >= self._target:
             return True
@@ -162,7 +159,7 @@ class TaskScheduler:
 
     def in_flight_tokens(self) -> int:
         """Tokens that groups in flight were sampled with."""
-        flights = [*self._unclaimed, *self._world.engine.flights()]
+        flights = [*self._unclaimed, *self._state.engine.flights()]
         return sum(token_count(flight.held) for flight in flights if flight.task_index == self.index)
 
     def lap(self) -> dict[Metric, int]:
@@ -187,32 +184,32 @@ class TaskScheduler:
                 self._count(m.RECYCLED_PROMPTS)
         else:
             prompt, held = self._prompts.of(sampled.group_id), sampled.responses
-        world = self._world
+        state = self._state
         flight = self._members.flight(self.index, prompt, held)
         if sampled is None or sampled.status is Status.EXPIRED:
             flight.attempt = self.watch.begin()
         self.pending += 1
-        world.engine.spawn(flight, world.now)
+        state.engine.spawn(flight, state.now)
 
     def _sample(self) -> GroupSampled | None:
         pools = (Status.EXPIRED, Status.ABORTED) if self._from_expired else (Status.ABORTED,)
         for status in pools:
-            for event in self._world.buffer.sample(self.name, status):
+            for event in self._state.buffer.sample(self.name, status):
                 if isinstance(event, GroupSampled):
-                    entry = SampleEntry(self._world.now, self.name, event.group_id, status)
-                    self._world.events += (entry, event)
+                    entry = SampleEntry(self._state.now, self.name, event.group_id, status)
+                    self._state.events += (entry, event)
                     return event
         return None
 
     def _put(self, flight: Flight, *, is_cut_off: bool) -> None:
-        world = self._world
-        group_id, train_step = flight.prompt.group_id, world.consumer_step
-        landing = self._members.land(flight, world.model_step, world.now)
-        world.events.append(
+        state = self._state
+        group_id, train_step = flight.prompt.group_id, state.consumer_step
+        landing = self._members.land(flight, state.model_step, state.now)
+        state.events.append(
             PutEntry(
-                world.now,
+                state.now,
                 train_step,
-                world.model_step,
+                state.model_step,
                 self.name,
                 group_id,
                 landing.responses,
@@ -221,9 +218,9 @@ class TaskScheduler:
             )
         )
         if landing.restarted_tokens:
-            world.events.append(PutReconciled(self.name, group_id, 0, landing.restarted_tokens, 0, 0))
-        world.events.extend(world.buffer.put(Group(self.name, group_id, landing.responses), train_step))
-        if world.buffer.status_of(self.name, group_id) is Status.COMPLETED:
+            state.events.append(PutReconciled(self.name, group_id, 0, landing.restarted_tokens, 0, 0))
+        state.events.extend(state.buffer.put(Group(self.name, group_id, landing.responses), train_step))
+        if state.buffer.status_of(self.name, group_id) is Status.COMPLETED:
             self.watch.restart()
         elif not is_cut_off and flight.attempt is not None and self.watch.has_failed(flight.attempt):
             self._give_up(landing.responses)

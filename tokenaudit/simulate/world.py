@@ -1,8 +1,8 @@
-"""What producer and trainer share: the clock, the buffer, the engine, the tasks, and the account of the open row."""
+"""What producer and trainer do to a run: refresh, take, sync, abort, and close its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from tokenaudit import metrics as m
@@ -16,7 +16,6 @@ from tokenaudit.simulate.entries import (
     CannotGoOnError,
     RefreshEntry,
     RunStuck,
-    SimulationEvent,
     StuckReason,
     StuckTaskReport,
     SyncEntry,
@@ -25,6 +24,7 @@ from tokenaudit.simulate.entries import (
 from tokenaudit.simulate.flight import Flight
 from tokenaudit.simulate.meter import Meter
 from tokenaudit.simulate.scheduling import TaskScheduler
+from tokenaudit.simulate.state import RunState
 from tokenaudit.workload import Workload
 
 _LAST_INSTANT = 2**62
@@ -41,29 +41,24 @@ class ProducerStatus(StrEnum):
     """New weights are on their way."""
 
 
-class World:
-    """The state of a simulated run.
+class World(RunState):
+    """A simulated run: its state, its tasks, and the account of the open row.
 
     Args:
         workload: what is to be generated.
-        config: a config for which `checks.run_problems` has no objection.
+        config: a config that `settings.run_settings` has accepted.
         sizes: groups per batch by task, in task order.
         max_concurrency: responses generated at once; None: any number.
 
-    Whatever happens is added to `events`; who drives the run hands them on.
+    Whatever happens is added to `events`; who drives the run hands it on.
     """
 
     def __init__(
         self, workload: Workload, config: Config, sizes: Mapping[str, int], max_concurrency: int | None
     ) -> None:
-        self.now = 0
-        self.consumer_step = 1
-        self.model_step = 0
-        self.status = ProducerStatus.NORMAL
-        self.events: list[SimulationEvent] = []
         policies = {task: config.expiry_policy(task) for task in sizes}
-        self.buffer = ReplayBuffer(policies, config.buffer.replay_policy)
-        self.engine = Engine(max_concurrency)
+        super().__init__(ReplayBuffer(policies, config.buffer.replay_policy), Engine(max_concurrency))
+        self.status = ProducerStatus.NORMAL
         self.trainer_wait = Meter()
         self.trainer_busy = Meter()
         self.paused = Meter()
@@ -86,11 +81,6 @@ class World:
                 *(StuckTaskReport(task.name, StuckReason.CLOCK_RUNS_OUT, message) for task in self.sized)
             )
         self.now = time
-
-    def drain(self) -> Iterator[SimulationEvent]:
-        """What happened since the last call."""
-        events, self.events = self.events, []
-        return iter(events)
 
     def set_status(self, status: ProducerStatus) -> None:
         """Change the producer's status."""
