@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from tokenaudit.columns import Lists
 from tokenaudit.config import Config, parse_config, task_order
 from tokenaudit.ledger import Ledger, count
 from tokenaudit.log import Log
-from tokenaudit.result import Result
+from tokenaudit.metrics import ROW_METRICS
+from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result
 from tokenaudit.semantic_masks import masks_of
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, RunStuck, SampleEntry, SyncEntry
 from tokenaudit.simulate.run import simulate
@@ -143,6 +145,17 @@ def plain(entry: LogEntry) -> tuple[Any, ...]:
     if isinstance(entry, SampleEntry):
         return (entry.time_us, "sample", entry.task_name, entry.group_id, entry.status.value)
     return (entry.time_us, "take", entry.train_step, entry.task_name, entry.batch_size)
+
+
+def replayed_part(result: Result) -> str:
+    """What a replay tells too, as JSON with its keys in order."""
+    names = {metric.name for metric in ROW_METRICS} | {TRAIN_STEP, TAKEN_IDS, EXPIRED_IDS}
+
+    def part(row: Row) -> Row:
+        kept = {name: value for name, value in row.items() if name in names}
+        return kept | ({TASKS: {task: part(of_task) for task, of_task in row[TASKS].items()}} if TASKS in row else {})
+
+    return json.dumps([[part(row) for row in result.steps], part(result.tail), part(result.totals)])
 
 
 class Case(NamedTuple):
