@@ -218,7 +218,10 @@ def _task_rows(draw: st.DrawFn, name: str, least_tokens: int) -> list[Row]:
                     filtered=draw(st.integers(0, 14)) == 0,
                 )
             )
-    if all(any(row["failed"] or row["filtered"] for row in rows if row["group_id"] == g) for g in {r["group_id"] for r in rows}):
+    if all(
+        any(row["failed"] or row["filtered"] for row in rows if row["group_id"] == g)
+        for g in {r["group_id"] for r in rows}
+    ):
         for row in rows:
             row["failed"] = row["filtered"] = False
     return rows

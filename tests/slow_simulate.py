@@ -51,7 +51,9 @@ class _Member:
             return self._response(Status.FAILED, [], 0, was_agentic, None), spent
         tokens = self.tokens + [model_step] * new
         if is_over:
-            return self._response(Status.COMPLETED, tokens, self.prior, row["agentic"] or was_agentic, row["reward"]), spent
+            return self._response(
+                Status.COMPLETED, tokens, self.prior, row["agentic"] or was_agentic, row["reward"]
+            ), spent
         return self._response(Status.ABORTED, tokens, self.prior, was_agentic, None), spent
 
     def _response(
@@ -146,11 +148,14 @@ class SlowSimulation:
     def put(self, flight: _Flight) -> None:
         pairs = [member.put(self.model_step, self.now) for member in flight.members]
         responses = [response for response, _ in pairs]
-        if any(member.row["filtered"] for member in flight.members):
-            if all(response.status is Status.COMPLETED for response in responses):
-                for response in responses:
-                    response.status = Status.FILTERED
-        members = tuple((r.rollout_id, r.status.value, r.runs, r.prior_len, r.agentic, r.reward, t) for r, (_, t) in zip(responses, pairs, strict=True))
+        is_completed = all(response.status is Status.COMPLETED for response in responses)
+        if is_completed and any(member.row["filtered"] for member in flight.members):
+            for response in responses:
+                response.status = Status.FILTERED
+        members = tuple(
+            (r.rollout_id, r.status.value, r.runs, r.prior_len, r.agentic, r.reward, t)
+            for r, (_, t) in zip(responses, pairs, strict=True)
+        )
         name = flight.task.name
         self.entries.append((self.now, "put", self.consumer_step, self.model_step, name, flight.group_id, members))
         self.buffer.put(Group(name, flight.group_id, tuple(responses)), self.consumer_step)
@@ -329,7 +334,7 @@ class SlowDisaggregated(SlowSimulation):
 
     def trainer(self) -> bool:
         timeline = self.timeline
-        assert timeline.poll_interval_us and timeline.train_time_us is not None and timeline.sync_time_us is not None
+        assert timeline.poll_interval_us is not None
         waited = self.now - self.phase_since
         if self.phase == "begin":
             self.consumer_step = self.step
@@ -384,7 +389,9 @@ class SlowDisaggregated(SlowSimulation):
         self.phase, self.phase_since = "syncing", self.now
 
 
-def slow_entries(rows: Sequence[Row], config: Config, max_concurrency: int | None, last_time: int) -> tuple[list[tuple[Any, ...]], bool]:
+def slow_entries(
+    rows: Sequence[Row], config: Config, max_concurrency: int | None, last_time: int
+) -> tuple[list[tuple[Any, ...]], bool]:
     """What happens up to `last_time`, and whether the run came to its end."""
     kind = SlowColocated if config.mode == "colocated" else SlowDisaggregated
     simulation = kind(rows, config, max_concurrency, last_time).run()

@@ -87,11 +87,23 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class StuckTask:
-    """Why a task kept a simulated run from going on: `reason` is stable, `message` says what it waits for."""
+    """Why a task kept a simulated run from going on.
+
+    Attributes:
+        task: its name.
+        reason: stable name.
+        message: what it waits for.
+        hint: what may help.
+        train_step: the step whose row never closed.
+        time_us: when it became certain, in simulated microseconds.
+    """
 
     task: str
     reason: str
     message: str
+    hint: str
+    train_step: int
+    time_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Notice, Result
 from tokenaudit.run_events import RunEvent, StepClosed
 from tokenaudit.session import Progress, stage
 from tokenaudit.settings import Settings, load_settings
-from tokenaudit.simulate.entries import LogEntry, RunStuck, SimulationEvent
+from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.run import simulate
 from tokenaudit.workload import Workload, read_workload
 from tokenaudit.workload_from_log import workload_from_log
@@ -202,7 +202,17 @@ class _Run:
                 if writer is not None:
                     writer.add(event)
             elif isinstance(event, RunStuck):
-                self.stuck = tuple(StuckTask(task.task_name, task.reason.value, task.message) for task in event.tasks)
+                self.stuck = tuple(
+                    StuckTask(
+                        task.task_name,
+                        task.reason.value,
+                        task.message,
+                        HINTS[task.reason],
+                        event.train_step,
+                        event.time_us,
+                    )
+                    for task in event.tasks
+                )
             else:
                 if self._on_step is not None and isinstance(event, StepClosed):
                     self._on_step(event.train_step)

@@ -65,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--responses", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     sizes = parser.parse_args().responses
-    print(f"{'mode':<15}{'concurrency':>12}{'responses':>12}{'steps':>8}{'puts':>12}{'seconds':>10}{'us/put':>8}{'ratio':>7}")
+    print(
+        f"{'mode':<15}{'concurrency':>12}{'responses':>12}{'steps':>8}{'puts':>12}{'seconds':>10}{'us/put':>8}{'ratio':>7}"
+    )
     for mode, max_concurrency in (("colocated", None), ("disaggregated", None), ("disaggregated", 512)):
         before: float | None = None
         for responses in sizes:

@@ -107,7 +107,10 @@ def simulate(
             raise UsageError(Problem(what, None, "leave out --show-steps to see all"))
     emit(result, format_, [path for path in outputs if path != event_log], by_task=by_task)
     if stuck:
-        streams.show_problems(Problem(f"the run can't go on: {task.message}", f"task {task.task}") for task in stuck)
+        streams.show_problems(
+            Problem(f"the run can't go on: {task.message}", f"task {task.task}, step {task.train_step}", task.hint)
+            for task in stuck
+        )
         raise typer.Exit(CANNOT_GO_ON)
 
 

@@ -89,6 +89,16 @@ class StuckReason(StrEnum):
     """The simulated time doesn't fit 64 bits."""
 
 
+HINTS: dict[StuckReason, str] = {
+    StuckReason.PRODUCER_STOPPED: "allow a larger max_staleness, or take smaller batches",
+    StuckReason.NO_COMPLETED_GROUP: "give the task more prompts, or let its tokens be older (max_token_staleness)",
+    StuckReason.TOO_MANY_GROUPS: "bound how far the producer may run ahead with a smaller max_staleness",
+    StuckReason.IDS_RUN_OUT: "number groups and rollouts of the workload from 0",
+    StuckReason.CLOCK_RUNS_OUT: "times are microseconds; check train_time_us, sync_time_us and token times",
+}
+"""What may help."""
+
+
 @dataclass(frozen=True, slots=True)
 class StuckTaskReport:
     """What a task waits for."""

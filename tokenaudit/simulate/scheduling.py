@@ -16,7 +16,7 @@ from tokenaudit.simulate.prompts import Prompts
 from tokenaudit.simulate.state import RunState
 from tokenaudit.workload import TaskWorkload
 
-MAX_GROUPS_PER_STEP = 1_000_000
+MAX_GROUPS_PER_STEP = 200_000
 """Groups a task may begin in one step: a run that asks for more is a mistake, and one that needs more doesn't end."""
 
 
