@@ -19,6 +19,7 @@ from tokenaudit.log import Log
 from tokenaudit.metrics import ROW_METRICS
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result
 from tokenaudit.semantic_masks import masks_of
+from tokenaudit.settings import Settings
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, RunStuck, SampleEntry, SyncEntry
 from tokenaudit.simulate.run import simulate
 from tokenaudit.simulating import LoadedWorkload, simulate_loaded
@@ -127,7 +128,8 @@ def ran(rows: Sequence[Row], run_config: Config, max_concurrency: int | None = N
 def result_of(rows: Sequence[Row], run_config: Config, **options: Any) -> Result:
     """Simulate to a result."""
     given = workload(rows)
-    return simulate_loaded(LoadedWorkload(given, Log("test", (), len(rows), (), {}, ())), run_config, **options)
+    loaded = LoadedWorkload(given, Log("test", (), len(rows), (), {}, ()))
+    return simulate_loaded(loaded, Settings(run_config, {}, "test"), **options)
 
 
 def plain(entry: LogEntry) -> tuple[Any, ...]:

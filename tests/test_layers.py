@@ -64,6 +64,7 @@ LAYERS = (
     "tokenaudit.result",
     "tokenaudit.notices",
     "tokenaudit.session",
+    "tokenaudit.simulation_notices",
     "tokenaudit.simulating",
     "tokenaudit.overview",
     "tokenaudit.render",

@@ -109,17 +109,17 @@ def replay_digest(
         inputs=[InputInfo(digest.name, digest.rows, digest.content_hash())],
         timeline=kind.value,
         config=resolved(config),
-        config_source=_config_source(settings),
+        config_source=config_source(settings),
         warnings=[
             *notices(log, digest, config, kind, ledger, coverage),
-            *override_notices(config, digest, kind, settings.origins),
+            *override_notices(config, digest.tasks, kind, settings.origins),
         ],
         coverage=coverage,
         with_groups=with_groups,
     )
 
 
-def _config_source(settings: Settings) -> str:
+def config_source(settings: Settings) -> str:
     """Where the config came from, without folders."""
     base = LOG_METADATA if settings.source.startswith(LOG_METADATA) else Path(settings.source).name
     overridden = sum(origin == OVERRIDE for origin in settings.origins.values())

@@ -6,23 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from tokenaudit.columns import Bools, Int64s
 from tokenaudit.config import Config, resolved, task_order
-from tokenaudit.config_warnings import config_warnings
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.event_log import EventLogWriter
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, is_workload, open_log, open_workload
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import last_step
-from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Notice, Result, Simulation, StuckTask, build_result
+from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
 from tokenaudit.run_events import RunEvent, StepClosed
-from tokenaudit.session import Progress, stage
+from tokenaudit.session import Progress, config_source, stage
 from tokenaudit.settings import Settings, load_settings
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.run import simulate
+from tokenaudit.simulation_notices import simulation_notices
 from tokenaudit.workload import Workload, read_workload
 from tokenaudit.workload_from_log import workload_from_log
 
@@ -38,15 +35,13 @@ class LoadedWorkload:
         workload: the workload.
         source: the opened files.
         last_step: the last step of the log it was derived from; None for a workload file.
-        quarantined_groups: groups of that log left out because of structural faults.
-        quarantined_tokens: new tokens in their puts, as far as their rows tell.
+        quarantined: groups of that log left out because of structural faults, and new tokens in their puts.
     """
 
     workload: Workload
     source: Log
     last_step: int | None = None
-    quarantined_groups: int = 0
-    quarantined_tokens: int = 0
+    quarantined: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ def simulate_workload(
     loaded = load_workload(listed, token_time_us=token_time_us, quarantine=quarantine, on_progress=on_progress)
     settings = load_settings(
         config_path=config_path,
-        overrides=[*overrides, *([] if steps is None else [f"timeline.steps={steps}"])],
+        overrides=overrides,
         log_dir=loaded.source.files[0].path.parent,
         working_dir=working_dir or Path.cwd(),
         isolated=isolated,
@@ -107,7 +102,8 @@ def simulate_workload(
     )
     result = simulate_loaded(
         loaded,
-        settings.config,
+        settings,
+        steps=steps,
         max_concurrency=max_concurrency,
         with_groups=with_groups,
         event_log=event_log,
@@ -142,21 +138,28 @@ def load_workload(
     workload = workload_from_log(
         source, digest, token_time_us, stage(on_progress, f"reading {source.name} again", source.rows)
     )
-    return LoadedWorkload(workload, source, last_step(digest), digest.quarantined_groups, digest.quarantined_tokens)
+    return LoadedWorkload(workload, source, last_step(digest), (digest.quarantined_groups, digest.quarantined_tokens))
 
 
 def simulate_loaded(
     loaded: LoadedWorkload,
-    config: Config,
+    settings: Settings,
     *,
+    steps: int | None = None,
     max_concurrency: int | None = None,
     with_groups: bool = False,
     event_log: Path | None = None,
     on_progress: Progress | None = None,
 ) -> Result:
-    """Simulate a workload that is in memory already, for instance under one config after the other."""
+    """Simulate a workload that is in memory already, for instance under one config after the other.
+
+    See `simulate_workload` for arguments and errors.
+    """
+    for option, value in (("steps", steps), ("max_concurrency", max_concurrency)):
+        if value is not None and value < 1:
+            raise UsageError(Problem(f"{option} is {value}", None, "it is 1 or more"))
     workload = loaded.workload
-    run_config = _run_config(config, loaded)
+    run_config = _run_config(settings.config, loaded, steps)
     events = simulate(workload, run_config, max_concurrency)
     run = _Run(events, stage(on_progress, "simulating", run_config.timeline.steps or 0))
     tasks = task_order(run_config, list(workload.tasks))
@@ -170,11 +173,12 @@ def simulate_loaded(
         kind=KIND_SIMULATE,
         inputs=[InputInfo(workload.name, workload.rows, workload.content_hash())],
         timeline=CLOSED_LOOP,
+        config_source=config_source(settings),
         config=resolved(run_config),
-        warnings=[*_config_notices(config, workload), *_workload_notices(config, loaded)],
+        warnings=simulation_notices(workload, loaded.source, settings, loaded.quarantined),
         coverage=Coverage(
-            quarantined_groups=loaded.quarantined_groups,
-            quarantined_tokens=loaded.quarantined_tokens,
+            quarantined_groups=loaded.quarantined[0],
+            quarantined_tokens=loaded.quarantined[1],
             unscored_rewards=workload.unscored_rewards,
         ),
         with_groups=with_groups,
@@ -219,50 +223,9 @@ class _Run:
                 yield event
 
 
-def _run_config(config: Config, loaded: LoadedWorkload) -> Config:
+def _run_config(config: Config, loaded: LoadedWorkload, steps: int | None) -> Config:
     """The config as it is simulated: with its steps, and syncs as they happen."""
     timeline = config.timeline.model_copy(
-        update={"steps": config.timeline.steps or loaded.last_step or None, "resync": False}
+        update={"steps": steps or config.timeline.steps or loaded.last_step or None, "resync": False}
     )
     return config.model_copy(update={"timeline": timeline})
-
-
-def _config_notices(config: Config, workload: Workload) -> Iterator[Notice]:
-    for warning in config_warnings(config, None, list(workload.tasks)):
-        yield Notice(warning.code, warning.message, warning.cost)
-    if config.timeline.resync:
-        message = "timeline.resync is for replays of recorded logs, and off here"
-        yield Notice("resync-off", message, "A simulation syncs weights by itself.")
-
-
-def _workload_notices(config: Config, loaded: LoadedWorkload) -> Iterator[Notice]:
-    workload = loaded.workload
-    yield from (Notice("log-note", note) for note in loaded.source.notes)
-    if loaded.quarantined_groups:
-        message = f"{loaded.quarantined_groups} groups with {loaded.quarantined_tokens} new tokens are left out"
-        yield Notice("quarantined", f"{message} because of structural faults")
-    if workload.truncated_responses:
-        message = f"{workload.truncated_responses} of {workload.responses} responses were never completed in the log"
-        cost = "They are simulated as long as they were seen, which is shorter than they would have been."
-        yield Notice("truncated-responses", message, cost)
-    if workload.unscored_rewards:
-        message = f"{workload.unscored_rewards} rewards are not finite numbers and count as unscored"
-        yield Notice("unscored-rewards", message)
-    for name, task in workload.tasks.items():
-        size = config.task_policy(name).group_size
-        if size is None:
-            continue
-        starts = task.first_response[:-1]
-        segments = np.concatenate([[0], np.cumsum(_is_segment(task.responses.rollout_id))])
-        rollouts = np.diff(task.first_response) - (segments[task.first_response[1:]] - segments[starts])
-        other = int((rollouts != size).sum())
-        if other:
-            message = f"task {name}: {other} of {task.prompts} groups don't have {size} responses (group_size)"
-            yield Notice("group-size-differs", message)
-
-
-def _is_segment(rollout_id: Int64s) -> Bools:
-    """Whether a response isn't the first of its rollout."""
-    is_segment = np.ones(len(rollout_id), dtype=np.bool_)
-    is_segment[np.unique(rollout_id, return_index=True)[1]] = False
-    return is_segment

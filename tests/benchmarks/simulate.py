@@ -14,6 +14,7 @@ import numpy as np
 from tokenaudit.config import Config, parse_config
 from tokenaudit.log import Log
 from tokenaudit.semantic_masks import no_masks
+from tokenaudit.settings import Settings
 from tokenaudit.simulating import LoadedWorkload, simulate_loaded
 from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
 
@@ -57,7 +58,7 @@ def measure(mode: str, responses: int, max_concurrency: int | None) -> tuple[int
     steps = max(responses // (GROUP_SIZE * BATCH), 1)
     loaded = LoadedWorkload(workload(responses), Log("benchmark", (), responses, (), {}, ()))
     start = time.perf_counter()
-    result = simulate_loaded(loaded, config(mode, steps), max_concurrency=max_concurrency)
+    result = simulate_loaded(loaded, Settings(config(mode, steps), {}, "benchmark"), max_concurrency=max_concurrency)
     return result.totals["produced_samples"], steps, time.perf_counter() - start
 
 

@@ -60,7 +60,7 @@ def workload(
         "responses": derived.responses,
         "tokens": derived.tokens,
         "truncated_responses": derived.truncated_responses,
-        "quarantined_groups": loaded.quarantined_groups,
+        "quarantined_groups": loaded.quarantined[0],
     }
     if format_ is OverviewFormat.JSON:
         streams.write_result(json.dumps(facts, indent=1) + "\n")

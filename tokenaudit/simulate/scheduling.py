@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tokenaudit import metrics as m
-from tokenaudit.config import TaskPolicy
+from tokenaudit.config_model import TaskPolicy
 from tokenaudit.lifecycle.events import GroupSampled
 from tokenaudit.lifecycle.types import Group, Response, Status, token_count
 from tokenaudit.metrics import Metric

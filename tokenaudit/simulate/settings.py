@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tokenaudit.config import Config, Mode, dotted, require_timeline, task_order, task_sizes
+from tokenaudit.config import Config, dotted, require_timeline, task_order, task_sizes
+from tokenaudit.config_model import Mode
 from tokenaudit.errors import ConfigError, Problem
 from tokenaudit.simulate.scheduling import MAX_GROUPS_PER_STEP
 from tokenaudit.workload import TaskWorkload, Workload
