@@ -214,7 +214,7 @@ def test_rounds_of_a_response_become_one_row(tmp_path: Path):
     assert task.responses.reward.tolist()[0] == 0.5
     assert task.responses.agentic.tolist() == [True, False]
     assert [task.masks.trainable(0, tokens) for tokens in (2, 4, 10)] == [2, 2, 7]
-    assert not task.masks.has_mask(1)
+    assert task.masks.trainable(1, 5) == 5
 
 
 def test_lengths_are_the_longest_seen_and_never_completed_ones_are_counted(tmp_path: Path):

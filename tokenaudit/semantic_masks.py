@@ -44,10 +44,6 @@ class SemanticMasks:
         run = bisect_right(self._start_at, tokens - 1, low, high) - 1
         return self._ones_before_at[run] + (tokens - self._start_at[run] if self._is_one_at[run] else 0)
 
-    def has_mask(self, row: int) -> bool:
-        """Whether a response has a mask of its own."""
-        return self._first_at[row] != self._first_at[row + 1]
-
     def take(self, rows: Int64s) -> SemanticMasks:
         """The masks of some responses, in the order of `rows`."""
         counts = (self._first[1:] - self._first[:-1])[rows]
