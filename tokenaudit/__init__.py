@@ -1,7 +1,7 @@
 """Replay recorded rollout logs and account for every token under a staleness policy.
 
-In a notebook: `replay_log` makes a result, `rows_frame` a polars table of its steps. Both load what they need when
-they are first used, so that importing this package costs nothing.
+In a notebook: `replay_log` and `simulate_workload` make a result, `rows_frame` a polars table of its steps. They load
+what they need when they are first used, so that importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenaudit.render.frames import rows_frame
     from tokenaudit.session import replay_log
+    from tokenaudit.simulating import simulate_workload
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "replay_log", "rows_frame"]
+__all__ = ["__version__", "replay_log", "rows_frame", "simulate_workload"]
 
-_HOMES = {"replay_log": "tokenaudit.session", "rows_frame": "tokenaudit.render.frames"}
+_HOMES = {
+    "replay_log": "tokenaudit.session",
+    "rows_frame": "tokenaudit.render.frames",
+    "simulate_workload": "tokenaudit.simulating",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,8 @@ class Unit(StrEnum):
     STEPS = "train steps"
     REWARD = "reward"
     VERSION = "version"
+    MICROSECONDS = "microseconds"
+    ROUNDS = "rounds"
 
 
 class Better(StrEnum):
@@ -41,6 +43,8 @@ class Total(StrEnum):
     """A nearest-rank quantile, taken anew over all the tokens behind it."""
     STATE = "state"
     """Belongs to a step as a whole: neither tasks nor totals have it."""
+    STEP_SUM = "step_sum"
+    """Belongs to a step as a whole: tasks don't have it, a run has the sum of its rows and its tail."""
     END = "end"
     """Known once a run has ended: the ledger has it, rows don't."""
 
@@ -157,6 +161,93 @@ IN_FLIGHT_TOKENS = _metric(
 
 ROW_METRICS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metric.total is not Total.END)
 """What a step row holds, in order."""
+
+TAKEN_AT_US = _metric("taken_at_us", Unit.MICROSECONDS, "time of the take since the run began", total=Total.STATE)
+WALL_TIME_US = _metric(
+    "wall_time_us",
+    Unit.MICROSECONDS,
+    "time from the end of the row before to the end of this one",
+    _LOWER,
+    Total.STEP_SUM,
+)
+TRAINER_WAIT_US = _metric(
+    "trainer_wait_us", Unit.MICROSECONDS, "time the trainer waited for a batch", _LOWER, Total.STEP_SUM
+)
+TRAINER_BUSY_US = _metric("trainer_busy_us", Unit.MICROSECONDS, "time the trainer trained", total=Total.STEP_SUM)
+ROLLOUT_IDLE_US = _metric(
+    "rollout_idle_us", Unit.MICROSECONDS, "time in which no response was being generated", _LOWER, Total.STEP_SUM
+)
+ROLLOUT_BUSY_US = _metric(
+    "rollout_busy_us", Unit.MICROSECONDS, "time in which a response was being generated", total=Total.STEP_SUM
+)
+PRODUCER_PAUSED_US = _metric(
+    "producer_paused_us",
+    Unit.MICROSECONDS,
+    "time the producer was stopped because new rollouts would be too old (status expired)",
+    _LOWER,
+    Total.STEP_SUM,
+)
+EXPIRED_BATCH = _metric(
+    "expired_batch", _STEPS, "1 if the producer's status was expired at the take, else 0", _LOWER, Total.STEP_SUM
+)
+IN_FLIGHT_GROUPS = _metric(
+    "in_flight_groups", _GROUPS, "groups begun and not put, right after the take", total=Total.LAST
+)
+ABORTED_GROUPS = _metric("aborted_groups", _GROUPS, "groups cut off before they ended", _LOWER)
+TAIL_BATCH_ROUNDS = _metric("tail_batch_rounds", Unit.ROUNDS, "rounds of a task that began in tail-batch mode")
+RECYCLED_PROMPTS = _metric("recycled_prompts", _GROUPS, "groups begun from prompts of a further pass over the workload")
+
+SIMULATED_METRICS: tuple[Metric, ...] = (
+    TAKEN_AT_US,
+    WALL_TIME_US,
+    TRAINER_WAIT_US,
+    TRAINER_BUSY_US,
+    ROLLOUT_IDLE_US,
+    ROLLOUT_BUSY_US,
+    PRODUCER_PAUSED_US,
+    EXPIRED_BATCH,
+    IN_FLIGHT_GROUPS,
+    ABORTED_GROUPS,
+    TAIL_BATCH_ROUNDS,
+    RECYCLED_PROMPTS,
+)
+"""What a step row of a simulated run holds beyond `ROW_METRICS`, in order."""
+
+LEVELS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metric.total is Total.LAST)
+"""Metrics of which a run has the value of its last row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A quotient of two totals, kept as two integers."""
+
+    name: str
+    numerator: Metric
+    denominator: Metric
+    better: Better
+    help: str
+
+
+SIMULATED_RATIOS: tuple[Ratio, ...] = (
+    Ratio(
+        "tokens_per_trained_token",
+        PRODUCED_TOKENS,
+        TRAINED_TOKENS,
+        _LOWER,
+        "tokens generated per token that is trained",
+    ),
+    Ratio(
+        "trainer_utilization", TRAINER_BUSY_US, WALL_TIME_US, _HIGHER, "share of the time in which the trainer trained"
+    ),
+    Ratio(
+        "rollout_utilization",
+        ROLLOUT_BUSY_US,
+        WALL_TIME_US,
+        _HIGHER,
+        "share of the time in which responses were generated",
+    ),
+)
+"""What the totals of a simulated run say beyond its metrics."""
 
 QUANTILES: dict[Metric, int] = {TOKEN_STALENESS_P50: 50, TOKEN_STALENESS_P95: 95, TOKEN_STALENESS_MAX: 100}
 """Rank metrics over the trained tokens, with their percentage."""

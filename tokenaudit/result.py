@@ -21,13 +21,15 @@ from tokenaudit.metrics import ROW_METRICS, Metric, Total
 RESULT_SCHEMA_VERSION = 1
 """Version of the saved form."""
 KIND_REPLAY = "tokenaudit.replay"
-RESULT_KINDS = (KIND_REPLAY,)
+KIND_SIMULATE = "tokenaudit.simulate"
+RESULT_KINDS = (KIND_REPLAY, KIND_SIMULATE)
 """Kinds of saved files that hold a run."""
 
 TASKS = "tasks"
 TRAIN_STEP = "train_step"
 TAKEN_IDS = "taken_group_ids"
 EXPIRED_IDS = "expired_group_ids"
+RATIOS = "ratios"
 
 _SAVE_HINT = "give a log, or a result saved with -o result.json"
 _AGAIN_HINT = "make the result again"
@@ -84,13 +86,54 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckTask:
+    """Why a task kept a simulated run from going on.
+
+    Attributes:
+        task: its name.
+        reason: stable name.
+        message: what it waits for.
+        hint: what may help.
+        train_step: the step whose row never closed.
+        time_us: when it became certain, in simulated microseconds.
+    """
+
+    task: str
+    reason: str
+    message: str
+    hint: str
+    train_step: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run was made from, and whether it came to its end.
+
+    Attributes:
+        groups: groups of the workload.
+        responses: responses of the workload.
+        truncated_responses: responses of which the workload has only what was generated before the log ended or the
+            response was lost.
+        max_concurrency: responses that may be generated at once; None: any number.
+        stuck: the tasks that kept the run from going on; empty for a run that closed its last row.
+    """
+
+    groups: int
+    responses: int
+    truncated_responses: int = 0
+    max_concurrency: int | None = None
+    stuck: tuple[StuckTask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A run, counted and described.
 
     Attributes:
         kind: what made it, such as `tokenaudit.replay`.
         inputs: the logs behind it.
-        timeline: "recorded" or "simulated".
+        timeline: "recorded" or "simulated", or "closed loop" where the producer's decisions were simulated too.
         config_source: where the config came from: a file's name, the log's metadata, or defaults.
         config: the resolved config.
         warnings: what to know about config and log.
@@ -101,6 +144,7 @@ class Result:
         tail: what came after the last row.
         tool: name and version of what made it.
         selection: the steps that were selected, such as "10..20"; None for all of them.
+        simulation: about a simulated run; None for a replay.
     """
 
     kind: str
@@ -116,6 +160,12 @@ class Result:
     tail: RowData
     tool: str = f"tokenaudit {__version__}"
     selection: str | None = None
+    simulation: Simulation | None = None
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of its rows, in order."""
+        return ROW_METRICS if self.simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
 
     @property
     def tasks(self) -> list[str]:
@@ -134,6 +184,7 @@ def build_result(
     warnings: Iterable[Notice],
     coverage: Coverage,
     with_groups: bool = False,
+    simulation: Simulation | None = None,
 ) -> Result:
     """Turn a counted run into a result.
 
@@ -141,16 +192,21 @@ def build_result(
         ledger: the counted run.
         kind: what made it.
         inputs: the logs behind it.
-        timeline: "recorded" or "simulated".
+        timeline: as in `Result`.
         config_source: where the config came from.
         config: the resolved config.
         warnings: what to know about config and log.
         coverage: how much of the log the run stands on, without the counterfactual share.
         with_groups: add the ids of taken and expired groups to every row.
+        simulation: about a simulated run; its rows have more metrics.
     """
     tasks = ledger.tasks
     total = combined(ledger.totals.values())
     counterfactual = _count(total, m.COUNTERFACTUAL_TOKENS)
+    metrics = ROW_METRICS if simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
+    totals = _values(ledger.totals, tasks, metrics)
+    if simulation is not None:
+        totals |= _whole_run(ledger, totals)
     return Result(
         kind=kind,
         inputs=tuple(inputs),
@@ -161,13 +217,14 @@ def build_result(
         coverage=_with_counterfactual(
             coverage, counterfactual, _count(total, m.PRODUCED_TOKENS) + _count(total, m.AVOIDED_TOKENS)
         ),
-        totals=_values(ledger.totals, tasks),
+        totals=totals,
         ledger={
             "total": _conservation(total),
             TASKS: {task: _conservation(ledger.totals[task]) for task in tasks},
         },
-        steps=[_row(row, tasks, with_groups) for row in ledger.rows],
-        tail=_row(ledger.tail, tasks, with_groups),
+        steps=[_row(row, tasks, metrics, with_groups) for row in ledger.rows],
+        tail=_row(ledger.tail, tasks, metrics, with_groups),
+        simulation=simulation,
     )
 
 
@@ -179,27 +236,45 @@ def _with_counterfactual(coverage: Coverage, tokens: int, of_tokens: int) -> Cov
     return replace(coverage, counterfactual_tokens=tokens, counterfactual_of_tokens=of_tokens)
 
 
-def _row(row: Row, tasks: Sequence[str], with_groups: bool) -> RowData:
+def _whole_run(ledger: Ledger, totals: RowData) -> RowData:
+    """What the steps of a simulated run add up to, and the ratios of its totals as two integers each."""
+    rows = (*ledger.rows, ledger.tail)
+    sums = {
+        metric.name: sum(row.facts.get(metric, 0) for row in rows)
+        for metric in m.SIMULATED_METRICS
+        if metric.total is Total.STEP_SUM
+    }
+    known = totals | sums
+    ratios = {
+        ratio.name: {"numerator": known[ratio.numerator.name], "denominator": known[ratio.denominator.name]}
+        for ratio in m.SIMULATED_RATIOS
+    }
+    return sums | {RATIOS: ratios}
+
+
+def _row(row: Row, tasks: Sequence[str], metrics: Sequence[Metric], with_groups: bool) -> RowData:
     data: RowData = {}
     if row.train_step is not None:
         data[TRAIN_STEP] = row.train_step
         data[m.MODEL_STEP.name] = row.model_step
-    data |= _values(row.accounts, tasks)
+    data |= _values(row.accounts, tasks, metrics)
+    data |= {metric.name: value for metric, value in row.facts.items()}
     if with_groups:
         data[TAKEN_IDS] = {task: row.taken_group_ids.get(task, []) for task in tasks}
         data[EXPIRED_IDS] = {task: row.expired_group_ids.get(task, []) for task in tasks}
     return data
 
 
-def _values(accounts: Mapping[str, Account], tasks: Sequence[str]) -> RowData:
+def _values(accounts: Mapping[str, Account], tasks: Sequence[str], metrics: Sequence[Metric]) -> RowData:
     by_task = {task: accounts.get(task, Account()) for task in tasks}
-    data: RowData = _metrics(combined(by_task.values()))
-    data[TASKS] = {task: _metrics(account) for task, account in by_task.items()}
+    data: RowData = _metrics(combined(by_task.values()), metrics)
+    data[TASKS] = {task: _metrics(account, metrics) for task, account in by_task.items()}
     return data
 
 
-def _metrics(account: Account) -> RowData:
-    return {metric.name: account.value(metric) for metric in ROW_METRICS if metric.total is not Total.STATE}
+def _metrics(account: Account, metrics: Sequence[Metric]) -> RowData:
+    whole_step = (Total.STATE, Total.STEP_SUM)
+    return {metric.name: account.value(metric) for metric in metrics if metric.total not in whole_step}
 
 
 def _conservation(account: Account) -> dict[str, int]:
@@ -224,6 +299,8 @@ def result_to_json(result: Result) -> str:
         "steps": result.steps,
         "tail": result.tail,
     }
+    if result.simulation is not None:
+        envelope["simulation"] = asdict(result.simulation)
     return json.dumps(envelope, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -260,13 +337,13 @@ def result_from_json(text: str, source: str) -> Result:
         ("tail", result.tail),
         *(("steps", row) for row in result.steps),
     ):
-        fault = _row_fault(row)
+        fault = _row_fault(row, result.metrics)
         if fault is not None:
             raise ResultError(Problem(f"damaged result: {name}: {fault}", source, _AGAIN_HINT))
     return result
 
 
-def _row_fault(row: RowData) -> str | None:
+def _row_fault(row: RowData, metrics: Sequence[Metric]) -> str | None:
     """What is wrong with a row; a metric it lacks is no fault."""
     tasks = row.get(TASKS)
     if not isinstance(tasks, dict):
@@ -274,7 +351,7 @@ def _row_fault(row: RowData) -> str | None:
     for part in (row, *tasks.values()):
         if not isinstance(part, dict):
             return f"a row is {part!r:.60}"
-        for metric in ROW_METRICS:
+        for metric in metrics:
             value = part.get(metric.name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 return f"{metric.name} is {value!r:.60}"

@@ -75,7 +75,7 @@ def replay_log(
         log,
         quarantine=quarantine,
         allow_missing_versions=settings.config.timeline.stamp_missing,
-        on_progress=_stage(on_progress, f"reading {log.name}", log.rows),
+        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
     )
     result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
     return ReplayedLog(result, settings)
@@ -93,7 +93,7 @@ def replay_digest(
     """Replay an already digested log under a config; see `replay_log`."""
     config = settings.config
     kind = timeline_of(digest, timeline)
-    progress = _stage(on_progress, "replaying", len(digest.events.kind))
+    progress = stage(on_progress, "replaying", len(digest.events.kind))
     ledger = count(replay(digest, config, kind, progress), run_tasks(digest, config))
     runs = digest.runs
     coverage = Coverage(
@@ -109,24 +109,25 @@ def replay_digest(
         inputs=[InputInfo(digest.name, digest.rows, digest.content_hash())],
         timeline=kind.value,
         config=resolved(config),
-        config_source=_config_source(settings),
+        config_source=config_source(settings),
         warnings=[
             *notices(log, digest, config, kind, ledger, coverage),
-            *override_notices(config, digest, kind, settings.origins),
+            *override_notices(config, digest.tasks, kind, settings.origins),
         ],
         coverage=coverage,
         with_groups=with_groups,
     )
 
 
-def _config_source(settings: Settings) -> str:
+def config_source(settings: Settings) -> str:
     """Where the config came from, without folders."""
     base = LOG_METADATA if settings.source.startswith(LOG_METADATA) else Path(settings.source).name
     overridden = sum(origin == OVERRIDE for origin in settings.origins.values())
     return f"{base}, {overridden} value{'s' * (overridden != 1)} by {OVERRIDE}" if overridden else base
 
 
-def _stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+def stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+    """Progress of one piece of work, told by how much of it is done."""
     if on_progress is None:
         return None
     return lambda done: on_progress(label, done, total)

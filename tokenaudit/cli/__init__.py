@@ -17,6 +17,8 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.replay import replay
+from tokenaudit.cli.simulate import simulate
+from tokenaudit.cli.workload import workload
 from tokenaudit.errors import TokenauditError
 from tokenaudit.schema import SCHEMA_VERSION
 
@@ -35,6 +37,10 @@ app = typer.Typer(
 app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s policy.max_staleness=2 -o result.json")(
     replay
 )
+app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml -s policy.tail_batch_trigger_size=0")(
+    simulate
+)
+app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenaudit.cli import streams
@@ -99,24 +100,37 @@ def _render(result: Result, name: str, by_task: bool) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, then rename: readers see all of it or nothing.
+    """Write a file as a whole; see `written`.
 
     Raises:
         UsageError: the file can't be written.
     """
-    temporary: str | None = None
+    with written(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write to, renamed at the end: readers see all of it or nothing.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    temporary: Path | None = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise UsageError(
             Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
         ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:
