@@ -101,6 +101,7 @@ class Result:
         tail: what came after the last row.
         tool: name and version of what made it.
         selection: the steps that were selected, such as "10..20"; None for all of them.
+        metrics: fingerprint of the metric definitions behind the figures; empty where a saved form has none.
     """
 
     kind: str
@@ -116,6 +117,7 @@ class Result:
     tail: RowData
     tool: str = f"tokenaudit {__version__}"
     selection: str | None = None
+    metrics: str = m.definitions_hash()
 
     @property
     def tasks(self) -> list[str]:
@@ -212,6 +214,7 @@ def result_to_json(result: Result) -> str:
         "kind": result.kind,
         "schema_version": RESULT_SCHEMA_VERSION,
         "tool": result.tool,
+        "metrics": result.metrics,
         "inputs": [asdict(entry) for entry in result.inputs],
         "timeline": result.timeline,
         "selection": result.selection,
@@ -249,6 +252,7 @@ def result_from_json(text: str, source: str) -> Result:
         hint = f"this release reads version {RESULT_SCHEMA_VERSION}; make the result again"
         raise ResultError(Problem(f"result schema version {data.get('schema_version')!r}", source, hint))
     del data["schema_version"]
+    data.setdefault("metrics", "")
     try:
         result = TypeAdapter(Result).validate_python(data)
     except ValidationError as error:
