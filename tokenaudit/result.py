@@ -6,6 +6,7 @@ There is no clock, host or path in it, so equal inputs give equal bytes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -241,8 +242,10 @@ def result_from_json(text: str, source: str) -> Result:
         ResultError: not JSON, not a result, of another schema version, or with values of a wrong type.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = json.loads(text, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ResultError(Problem("not a saved result: nested too deeply", source, _SAVE_HINT)) from error
+    except ValueError as error:
         raise ResultError(Problem(f"not valid JSON: {error}", source, _SAVE_HINT)) from error
     if not isinstance(data, dict) or not str(data.get("kind", "")).startswith("tokenaudit."):
         raise ResultError(Problem("not a saved result of tokenaudit", source, _SAVE_HINT))
@@ -259,15 +262,20 @@ def result_from_json(text: str, source: str) -> Result:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the result"
         raise ResultError(Problem(f"damaged result: {place}: {first['msg']}", source, _AGAIN_HINT)) from error
-    for name, row in (
-        ("totals", result.totals),
-        ("tail", result.tail),
-        *(("steps", row) for row in result.steps),
+    for name, fault in (
+        ("totals", _row_fault(result.totals)),
+        ("tail", _row_fault(result.tail)),
+        ("ledger", _ledger_fault(result.ledger)),
+        *(("steps", _row_fault(row) or _step_fault(row)) for row in result.steps),
     ):
-        fault = _row_fault(row)
         if fault is not None:
             raise ResultError(Problem(f"damaged result: {name}: {fault}", source, _AGAIN_HINT))
     return result
+
+
+def _no_number(spelling: str) -> float:
+    """JSON has no NaN and no infinity, though Python reads them; neither is a figure."""
+    raise ValueError(f"{spelling} is no JSON")
 
 
 def _row_fault(row: RowData) -> str | None:
@@ -280,8 +288,32 @@ def _row_fault(row: RowData) -> str | None:
             return f"a row is {part!r:.60}"
         for metric in ROW_METRICS:
             value = part.get(metric.name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+            if value is not None and not is_number:
                 return f"{metric.name} is {value!r:.60}"
+    return None
+
+
+def _step_fault(row: RowData) -> str | None:
+    """What is wrong with what only the rows of steps have."""
+    step = row.get(TRAIN_STEP)
+    if isinstance(step, bool) or not isinstance(step, int):
+        return f"{TRAIN_STEP} is {step!r:.60}"
+    for name in (TAKEN_IDS, EXPIRED_IDS):
+        by_task = row.get(name, {})
+        if not isinstance(by_task, dict) or not all(
+            isinstance(ids, list) and all(type(group_id) is int for group_id in ids) for ids in by_task.values()
+        ):
+            return f"{name} holds something else than lists of group ids"
+    return None
+
+
+def _ledger_fault(ledger: dict[str, Any]) -> str | None:
+    """What is wrong with the account of tokens."""
+    tasks = ledger.get(TASKS, {})
+    for account in (ledger.get("total", {}), *(tasks.values() if isinstance(tasks, dict) else [tasks])):
+        if not isinstance(account, dict) or not all(type(tokens) is int for tokens in account.values()):
+            return "an account holds something else than tokens"
     return None
 
 
