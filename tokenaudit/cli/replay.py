@@ -117,7 +117,7 @@ def _replayed(
 
 
 def _saved_result(log: list[Path], replaying: list[str]) -> Result:
-    from tokenaudit.result import result_from_json
+    from tokenaudit.session import load_result
 
     path = log[0]
     if len(log) > 1:
@@ -126,14 +126,7 @@ def _saved_result(log: list[Path], replaying: list[str]) -> Result:
     if replaying:
         what = f"{path.name} is a saved result, and {', '.join(replaying)} would need the log"
         raise UsageError(Problem(what, str(path), "give the log instead"))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(
-            Problem(f"can't read the saved result: {what}", str(path), "give a file saved with -o")
-        ) from error
-    return result_from_json(text, str(path))
+    return load_result(path)
 
 
 def _step_range(text: str | None) -> tuple[int, int] | None:
