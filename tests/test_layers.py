@@ -47,6 +47,7 @@ LAYERS = (
     "tokenaudit.overview",
     "tokenaudit.render",
     "tokenaudit.render.text",
+    "tokenaudit.render.console",
     "tokenaudit.render.summary",
     "tokenaudit.render.table",
     "tokenaudit.render.markdown",
@@ -79,6 +80,7 @@ EXTERNAL = {
     "tokenaudit.config_warnings": set(),
     "tokenaudit.result": {"pydantic"},
     "tokenaudit.render.frames": {"polars"},
+    "tokenaudit.render.console": {"rich"},
     "tokenaudit.render.table": {"rich"},
     "tokenaudit.cli": {"typer", "rich"},
 }

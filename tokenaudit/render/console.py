@@ -7,20 +7,27 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
-from tokenaudit.render.table import TableOptions
-
 _UNLIMITED = 100_000
-_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x", "→": ">", "≥": ">", "≤": "<"})
+_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x", "→": ">"})
 
 
-def drawn(parts: Iterable[RenderableType], options: TableOptions) -> str:
-    """The parts below each other; lines are never wrapped, and have no spaces at their ends."""
+def drawn(
+    parts: Iterable[RenderableType], *, width: int | None = None, color: bool = False, unicode: bool = True
+) -> str:
+    """The parts below each other; lines are never wrapped, and have no spaces at their ends.
+
+    Args:
+        parts: what to draw.
+        width: columns that rich may use; None: as many as it likes.
+        color: use colour.
+        unicode: use characters beyond ASCII for lines and bars.
+    """
     buffer = StringIO()
     console = Console(
         file=buffer,
-        width=_UNLIMITED,
-        force_terminal=options.color,
-        color_system="standard" if options.color else None,
+        width=width or _UNLIMITED,
+        force_terminal=color,
+        color_system="standard" if color else None,
         legacy_windows=False,
         highlight=False,
         emoji=False,
@@ -29,4 +36,4 @@ def drawn(parts: Iterable[RenderableType], options: TableOptions) -> str:
     for part in parts:
         console.print(part, overflow="ignore", no_wrap=True, crop=False)
     text = "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))
-    return text if options.unicode else text.translate(_TO_ASCII)
+    return text if unicode else text.translate(_TO_ASCII)
