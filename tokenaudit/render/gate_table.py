@@ -8,16 +8,15 @@ from rich.text import Text
 
 from tokenaudit.render.console import drawn
 from tokenaudit.render.gate_text import details, improvement_line, label, statement, summary, title
-from tokenaudit.render.table import TableOptions
 from tokenaudit.render.text import printable
 from tokenaudit.verdicts import BY_DEFAULT, GateReport, Verdict
 
 _STYLES = {"failed": "bold red", "not judged": "bold yellow", "warning": "yellow", "passed": "green"}
 
 
-def render_gate_table(report: GateReport, options: TableOptions) -> str:
+def render_gate_table(report: GateReport, *, color: bool = False, unicode: bool = True) -> str:
     """Draw a report; ends with a line feed."""
-    return drawn(_lines(report), options)
+    return drawn(_lines(report), color=color, unicode=unicode)
 
 
 def _lines(report: GateReport) -> Iterator[Text]:

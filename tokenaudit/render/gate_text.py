@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenaudit.figures import Number
 from tokenaudit.render.exact import apart, change_text, distance_text, number_text, relative_text
 from tokenaudit.render.text import count_text, printable
-from tokenaudit.thresholds import Level, Operator
+from tokenaudit.thresholds import Level
 from tokenaudit.verdicts import GateReport, Outcome, Spot, Verdict
 
 
@@ -116,14 +116,3 @@ def title(report: GateReport) -> str:
     if report.baseline is None:
         return names
     return f"{names} against the baseline from {', '.join(printable(entry.name) for entry in report.baseline)}"
-
-
-def direction(operator: Operator) -> str:
-    """An operator in words."""
-    return {
-        Operator.AT_MOST: "at most",
-        Operator.BELOW: "below",
-        Operator.AT_LEAST: "at least",
-        Operator.ABOVE: "above",
-        Operator.EQUAL: "exactly",
-    }[operator]

@@ -19,11 +19,11 @@ def render_markdown(result: Result, *, by_task: bool = False) -> str:
     return "\n".join(_blocks(result, by_task)).rstrip("\n") + "\n"
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
+    """A Markdown table; the first `texts` columns are text, the others are numbers."""
     table = Table(box=box.MARKDOWN)
     for position, name in enumerate(header):
-        table.add_column(_cell(name), justify="left" if position == 0 else "right", no_wrap=True)
+        table.add_column(_cell(name), justify="left" if position < texts else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(cell) for cell in row))
     buffer = StringIO()
@@ -37,10 +37,10 @@ def _cell(text: str) -> str:
 
 
 def _blocks(result: Result, by_task: bool) -> Iterator[str]:
-    yield f"## tokenaudit replay: {_inline(title(result))}\n"
+    yield f"## tokenaudit replay: {inline(title(result))}\n"
     yield f"**{verdict(result)}**\n"
     for notice in result.warnings:
-        yield f"- warning: {_inline(notice.message)}" + (f" ({_inline(notice.cost)})" if notice.cost else "")
+        yield f"- warning: {inline(notice.message)}" + (f" ({inline(notice.cost)})" if notice.cost else "")
     if result.warnings:
         yield ""
     yield markdown_table(task_header(), task_rows(result)) + "\n"
@@ -51,7 +51,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
     yield markdown_table(header, list(_rows(result, by_task)))
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Text that Markdown shows as it is."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in printable(text))
 
