@@ -56,6 +56,7 @@ LAYERS = (
     "tokenaudit.cli.streams",
     "tokenaudit.cli.options",
     "tokenaudit.cli.output",
+    "tokenaudit.cli.inputs",
     "tokenaudit.cli.replay",
     "tokenaudit.cli.inspect",
     "tokenaudit.cli.lint",

@@ -7,7 +7,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.errors import Problem, UsageError, nearest_hint
-from tokenaudit.metrics import METRICS, RATES, ROW_METRICS, Metric, Rate, Total
+from tokenaudit.metrics import METRICS, RATES, Metric, Rate, Total
 from tokenaudit.result import TASKS, Result, RowData
 
 Figure = Metric | Rate
@@ -58,7 +58,7 @@ def has_totals(figure: Figure) -> bool:
 
 def has_steps(figure: Figure) -> bool:
     """Whether a step has the figure."""
-    return isinstance(figure, Rate) or figure in ROW_METRICS
+    return isinstance(figure, Rate) or figure.total is not Total.END
 
 
 def total_value(result: Result, figure: Figure, task: str | None = None) -> Value:

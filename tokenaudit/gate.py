@@ -29,7 +29,7 @@ def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None 
         RuleError: a rule names an unknown task, or needs a baseline and there is none; holds all such faults.
     """
     _check_rules(rules, result, baseline)
-    verdicts = [_judged(located, result, baseline) for located in rules or _default_rules()]
+    verdicts = [_judged(located, result, baseline) for located in rules or _default_rules(result, baseline)]
     if not rules:
         verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
     return _report(result, verdicts, baseline)
@@ -94,12 +94,14 @@ def _check_scopes(rules: Sequence[LocatedRule], result: Result) -> None:
         raise RuleError(problems)
 
 
-def _default_rules() -> list[LocatedRule]:
-    """No figure of the whole run may move in its worse direction."""
+def _default_rules(result: Result, baseline: Result | None) -> list[LocatedRule]:
+    """No figure of the whole run may move in its worse direction; figures that neither side has are left out."""
+    runs = [result] if baseline is None else [result, baseline]
     operators = {Better.LOWER: Operator.AT_MOST, Better.HIGHER: Operator.AT_LEAST}
     rules: list[LocatedRule] = []
     for figure in FIGURES:
-        if figure.better in operators and has_totals(figure):
+        is_known = any(not isinstance(run_value(run, figure), Missing) for run in runs)
+        if figure.better in operators and has_totals(figure) and is_known:
             unit = LimitUnit.POINTS if isinstance(figure, Rate) else LimitUnit.ONE
             unmoved = Limit(Sign.PLUS, Decimal(0), unit)
             rules.append(LocatedRule(Rule(figure, Scope(), operators[figure.better], (unmoved,)), BY_DEFAULT))

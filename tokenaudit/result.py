@@ -244,7 +244,7 @@ def result_from_json(text: str, source: str) -> Result:
     try:
         data = json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
-        raise ResultError(Problem("not a saved result: nested too deeply", source, _SAVE_HINT)) from error
+        raise ResultError(Problem("not valid JSON: nested too deeply", source, _SAVE_HINT)) from error
     except ValueError as error:
         raise ResultError(Problem(f"not valid JSON: {error}", source, _SAVE_HINT)) from error
     if not isinstance(data, dict) or not str(data.get("kind", "")).startswith("tokenaudit."):
