@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tokenaudit.cli import streams
+from tokenaudit.run_events import TimelineKind
 
 
 class Format(StrEnum):
@@ -53,6 +54,10 @@ SetOption = Annotated[
 IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
 QuarantineOption = Annotated[
     bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
+]
+TimelineOption = Annotated[
+    TimelineKind | None,
+    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
 ]
 OutputOption = Annotated[
     list[Path] | None,

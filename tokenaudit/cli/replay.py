@@ -17,23 +17,17 @@ from tokenaudit.cli.options import (
     QuarantineOption,
     QuietOption,
     SetOption,
+    TimelineOption,
     VerboseOption,
 )
 from tokenaudit.errors import Problem, UsageError
-from tokenaudit.run_events import TimelineKind
 
 
 def replay(
     log: LogPaths,
     config: ConfigOption = None,
     set_: SetOption = None,
-    timeline: Annotated[
-        TimelineKind | None,
-        typer.Option(
-            show_default=False,
-            help="Where refreshes and takes come from. Default: the log, if it has them.",
-        ),
-    ] = None,
+    timeline: TimelineOption = None,
     by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
     steps: Annotated[
         str | None,

@@ -64,7 +64,9 @@ def _decimals(values: Sequence[Number], figure: Figure) -> int:
 
 
 def _scaled_text(value: Number, figure: Figure, decimals: int) -> str:
-    return _decimal_text(100 * value if is_percentage(figure) else value, decimals)
+    if is_percentage(figure):
+        return _decimal_text(100 * value, decimals)
+    return _decimal_text(value, 0 if value == int(value) else decimals)
 
 
 def _decimal_text(value: Number, decimals: int) -> str:
