@@ -266,11 +266,17 @@ def result_from_json(text: str, source: str) -> Result:
         ("totals", _row_fault(result.totals)),
         ("tail", _row_fault(result.tail)),
         ("ledger", _ledger_fault(result.ledger)),
+        ("coverage", _coverage_fault(result.coverage)),
         *(("steps", _row_fault(row) or _step_fault(row)) for row in result.steps),
     ):
         if fault is not None:
             raise ResultError(Problem(f"damaged result: {name}: {fault}", source, _AGAIN_HINT))
     return result
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a value is a whole number of at most 64 bits, as every count and id is."""
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def _no_number(spelling: str) -> float:
@@ -288,7 +294,7 @@ def _row_fault(row: RowData) -> str | None:
             return f"a row is {part!r:.60}"
         for metric in ROW_METRICS:
             value = part.get(metric.name)
-            is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+            is_number = _is_whole(value) or (type(value) is float and math.isfinite(value))
             if value is not None and not is_number:
                 return f"{metric.name} is {value!r:.60}"
     return None
@@ -297,12 +303,12 @@ def _row_fault(row: RowData) -> str | None:
 def _step_fault(row: RowData) -> str | None:
     """What is wrong with what only the rows of steps have."""
     step = row.get(TRAIN_STEP)
-    if isinstance(step, bool) or not isinstance(step, int):
+    if not _is_whole(step):
         return f"{TRAIN_STEP} is {step!r:.60}"
     for name in (TAKEN_IDS, EXPIRED_IDS):
         by_task = row.get(name, {})
         if not isinstance(by_task, dict) or not all(
-            isinstance(ids, list) and all(type(group_id) is int for group_id in ids) for ids in by_task.values()
+            isinstance(ids, list) and all(map(_is_whole, ids)) for ids in by_task.values()
         ):
             return f"{name} holds something else than lists of group ids"
     return None
@@ -312,9 +318,14 @@ def _ledger_fault(ledger: dict[str, Any]) -> str | None:
     """What is wrong with the account of tokens."""
     tasks = ledger.get(TASKS, {})
     for account in (ledger.get("total", {}), *(tasks.values() if isinstance(tasks, dict) else [tasks])):
-        if not isinstance(account, dict) or not all(type(tokens) is int for tokens in account.values()):
+        if not isinstance(account, dict) or not all(map(_is_whole, account.values())):
             return "an account holds something else than tokens"
     return None
+
+
+def _coverage_fault(coverage: Coverage) -> str | None:
+    """What is wrong with what the result stands on."""
+    return None if all(map(_is_whole, asdict(coverage).values())) else "it holds something else than counts"
 
 
 def select_steps(result: Result, first: int, last: int) -> Result:
