@@ -14,6 +14,7 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.diff import diff
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
@@ -38,6 +39,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
 )
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
 app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
 
 
