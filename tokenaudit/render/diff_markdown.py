@@ -37,8 +37,8 @@ def _blocks(comparison: Comparison, all_figures: bool) -> Iterator[str]:
     yield f"- {inline(side_line('B', comparison.b))}\n"
     yield f"**{verdict(comparison)}**\n"
     if comparison.settings:
-        cells = [tuple(map(inline, setting_cells(change))) for change in comparison.settings]
-        yield markdown_table(SETTING_HEADER, cells, texts=4) + "\n"
+        rows = [setting_cells(change) for change in comparison.settings]
+        yield markdown_table(SETTING_HEADER, rows, texts=4, cell=inline) + "\n"
     totals = shown_totals(comparison, all_figures=all_figures)
     if totals:
         rows = [(change.figure.name, *change_cells(change)) for change in totals]

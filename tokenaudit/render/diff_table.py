@@ -58,7 +58,9 @@ def _parts(comparison: Comparison, all_figures: bool, unicode: bool) -> Iterator
     totals = shown_totals(comparison, all_figures=all_figures)
     if totals:
         yield _change_table(lines, "total", [(change.figure.name, change) for change in totals])
-    yield Text(same_line(comparison, totals), style="dim")
+    same = same_line(comparison, totals)
+    if same:
+        yield Text(same, style="dim")
     yield Text()
     first, *why = divergence_lines(comparison)
     yield Text(first, style="bold")

@@ -30,11 +30,11 @@ def _blocks(report: GateReport) -> Iterator[str]:
     if report.notices:
         yield ""
     rows = [
-        (label(verdict), inline(str(verdict.rule)), inline("; ".join((statement(verdict), *details(verdict)))))
+        (label(verdict), str(verdict.rule), "; ".join((statement(verdict), *details(verdict))))
         for verdict in report.verdicts
     ]
     if rows:
-        yield markdown_table(("outcome", "rule", "figure"), rows, texts=3)
+        yield markdown_table(("outcome", "rule", "figure"), rows, texts=3, cell=inline)
 
 
 def fitting(text: str, room: int) -> str:

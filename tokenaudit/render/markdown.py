@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 
 from rich import box
@@ -19,13 +19,22 @@ def render_markdown(result: Result, *, by_task: bool = False) -> str:
     return "\n".join(_blocks(result, by_task)).rstrip("\n") + "\n"
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
-    """A Markdown table; the first `texts` columns are text, the others are numbers."""
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1, cell: Callable[[str], str] | None = None
+) -> str:
+    """A Markdown table.
+
+    Args:
+        header: names of the columns.
+        rows: their cells.
+        texts: how many columns, from the left, are text; the others are numbers.
+        cell: how to write the cells of `rows`, such as `inline`; None: only what would break the table is escaped.
+    """
     table = Table(box=box.MARKDOWN)
     for position, name in enumerate(header):
         table.add_column(_cell(name), justify="left" if position < texts else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(cell) for cell in row))
+        table.add_row(*map(cell or _cell, row))
     buffer = StringIO()
     console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(table)
