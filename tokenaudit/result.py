@@ -243,8 +243,13 @@ def result_from_json(text: str, source: str) -> Result:
     """
     try:
         data = json.loads(text, parse_constant=_no_number)
+        if "\\ud" in text or "\\uD" in text:
+            # JSON can spell half of a surrogate pair, which no output can hold.
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ResultError(Problem("not valid JSON: nested too deeply", source, _SAVE_HINT)) from error
+    except UnicodeEncodeError as error:
+        raise ResultError(Problem("not valid JSON: it holds text that is not Unicode", source, _SAVE_HINT)) from error
     except ValueError as error:
         raise ResultError(Problem(f"not valid JSON: {error}", source, _SAVE_HINT)) from error
     if not isinstance(data, dict) or not str(data.get("kind", "")).startswith("tokenaudit."):
