@@ -118,7 +118,8 @@ def counterfactual_line(comparison: Comparison) -> str:
     shares = []
     for name, side in (("B", comparison.b), ("A", comparison.a)):
         coverage = side.result.coverage
-        share = share_text(coverage.counterfactual_tokens, coverage.counterfactual_of_tokens)
+        whole = coverage.counterfactual_of_tokens
+        share = share_text(coverage.counterfactual_tokens, whole) if whole else "none"
         shares.append(f"{share} of {name}'s tokens")
     return f"{', '.join(shares)} rest on counterfactual rules"
 

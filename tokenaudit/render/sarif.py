@@ -40,7 +40,11 @@ def render_sarif(report: GateReport, judged: str) -> str:
                 "invocations": [
                     {
                         "executionSuccessful": not any(verdict.rule.level is Level.ERROR for verdict in not_judged),
-                        "toolExecutionNotifications": [_notification(verdict) for verdict in not_judged],
+                        "toolExecutionNotifications": [
+                            _notification(index, verdict)
+                            for index, verdict in enumerate(shown)
+                            if verdict.outcome is Outcome.NOT_JUDGED
+                        ],
                     }
                 ],
                 "results": [_result(index, verdict, judged) for index, verdict in enumerate(shown)],
@@ -51,10 +55,12 @@ def render_sarif(report: GateReport, judged: str) -> str:
 
 
 def _rule(verdict: Verdict) -> dict[str, Any]:
+    rule = verdict.rule
     return {
         "id": _id(verdict),
-        "shortDescription": {"text": _id(verdict)},
-        "fullDescription": {"text": f"{verdict.rule.figure.name}: {verdict.rule.figure.help}"},
+        # Without its scope, whose braces the standard would have doubled in texts.
+        "shortDescription": {"text": f"{rule.figure.name} {rule.operator} {' or '.join(map(str, rule.limits))}"},
+        "fullDescription": {"text": f"{rule.figure.name}: {rule.figure.help}"},
         "defaultConfiguration": {"level": str(verdict.rule.level)},
     }
 
@@ -79,13 +85,21 @@ def _result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
     }
 
 
-def _notification(verdict: Verdict) -> dict[str, Any]:
-    return {"level": str(verdict.rule.level), "message": {"text": f"{_id(verdict)}: {_text(verdict)}"}}
+def _notification(index: int, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "level": str(verdict.rule.level),
+        "message": {"text": _text(verdict)},
+        "associatedRule": {"id": _id(verdict), "index": index},
+    }
 
 
 def _id(verdict: Verdict) -> str:
     return printable(str(verdict.rule))
 
 
+_ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
+"""Brackets would make links of names, braces placeholders."""
+
+
 def _text(verdict: Verdict) -> str:
-    return ". ".join((statement(verdict), *details(verdict)))
+    return ". ".join((statement(verdict), *details(verdict))).translate(_ESCAPES)
