@@ -12,18 +12,8 @@ from tokenaudit import metrics as m
 from tokenaudit.errors import RuleError
 from tokenaudit.figures import FIGURES, has_steps, has_totals
 from tokenaudit.metrics import Metric, Rate, Total
-from tokenaudit.thresholds import (
-    MOST_CHARACTERS,
-    Level,
-    Limit,
-    LimitUnit,
-    Operator,
-    Rule,
-    Scope,
-    Sign,
-    StepCondition,
-    parse_rule,
-)
+from tokenaudit.rules import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign, StepCondition
+from tokenaudit.thresholds import MOST_CHARACTERS, parse_rule
 
 
 @st.composite

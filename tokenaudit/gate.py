@@ -13,7 +13,7 @@ from tokenaudit.figures import FIGURES, Missing, Number, Value, has_steps, has_t
 from tokenaudit.figures import total_value as run_value
 from tokenaudit.metrics import Better, Metric, Rate, Total
 from tokenaudit.result import TASKS, TRAIN_STEP, Notice, Result, RowData
-from tokenaudit.thresholds import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
+from tokenaudit.rules import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
 from tokenaudit.verdicts import BY_DEFAULT, GateReport, LocatedRule, Outcome, Spot, Verdict, excess
 
 

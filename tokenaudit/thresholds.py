@@ -1,4 +1,4 @@
-"""Gate rules: `[warn:] METRIC[{scope}] OP LIMIT [or LIMIT ...]`, read and printed.
+"""Read gate rules: `[warn:] METRIC[{scope}] OP LIMIT [or LIMIT ...]`.
 
 A limit without a sign is absolute (`<= 0`, `<= 2%`), one with a sign is relative to a baseline (`<= +2%`, `>= -5%`,
 `<= +1`, and `+0.5pp`, percentage points of a rate). With `or` the looser limit counts. A scope names a task, steps,
@@ -9,174 +9,36 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from decimal import Decimal
-from enum import StrEnum
-from fractions import Fraction
 
-from tokenaudit.config import quoted, shown
+from tokenaudit.config import shown
 from tokenaudit.errors import Problem, RuleError, nearest_hint
-from tokenaudit.figures import Figure, Number, figure_named, has_steps, has_totals
+from tokenaudit.figures import Figure, figure_named, has_steps, has_totals
 from tokenaudit.metrics import METRICS, RATES, Metric, Rate, Total
+from tokenaudit.rules import (
+    BARE_TASK,
+    WARN_PREFIX,
+    Level,
+    Limit,
+    LimitUnit,
+    Operator,
+    Rule,
+    Scope,
+    Sign,
+    StepCondition,
+)
 
 MOST_CHARACTERS = 500
 """Length of a rule that is still read."""
 
 GRAMMAR_HINT = 'a rule is METRIC[{scope}] OP LIMIT, such as "expired_groups <= 0" or "dropped_tokens{task=math} <= +2%"'
 
-_WARN = "warn:"
-_BARE_TASK = re.compile(r"[A-Za-z0-9_./-]+")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEP = re.compile(r"[0-9]{1,9}(?![0-9])")
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,9})?(?![0-9.])")
 _OPERATOR = re.compile(r"<=|>=|==|<|>")
 _OR = re.compile(r"or(?![A-Za-z0-9_])")
-
-
-class Level(StrEnum):
-    """What a rule that doesn't hold means."""
-
-    ERROR = "error"
-    """The gate fails."""
-    WARNING = "warning"
-    """It is reported; the gate passes."""
-
-
-class Operator(StrEnum):
-    """How a value must stand to a limit."""
-
-    AT_MOST = "<="
-    BELOW = "<"
-    AT_LEAST = ">="
-    ABOVE = ">"
-    EQUAL = "=="
-
-    def holds(self, value: Number, limit: Number) -> bool:
-        """Whether the value stands like that to the limit."""
-        match self:
-            case Operator.AT_MOST:
-                return value <= limit
-            case Operator.BELOW:
-                return value < limit
-            case Operator.AT_LEAST:
-                return value >= limit
-            case Operator.ABOVE:
-                return value > limit
-        return value == limit
-
-    @property
-    def is_upper(self) -> bool:
-        """Whether larger values are worse."""
-        return self in (Operator.AT_MOST, Operator.BELOW)
-
-
-class Sign(StrEnum):
-    """Whether and in which direction a limit is counted from the baseline."""
-
-    NONE = ""
-    PLUS = "+"
-    MINUS = "-"
-
-
-class LimitUnit(StrEnum):
-    """What the number of a limit counts."""
-
-    ONE = ""
-    """The metric's own unit."""
-    PERCENT = "%"
-    """Without a sign hundredths, of a rate; with a sign a share of the baseline."""
-    POINTS = "pp"
-    """Percentage points of a rate, counted from the baseline."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One alternative of a rule's right side."""
-
-    sign: Sign
-    number: Decimal
-    unit: LimitUnit
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether it is counted from a baseline."""
-        return self.sign is not Sign.NONE
-
-    @property
-    def is_share(self) -> bool:
-        """Whether it is a share of the baseline, and so means nothing where the baseline is 0."""
-        return self.is_relative and self.unit is LimitUnit.PERCENT
-
-    def value(self, baseline: Number | None) -> Fraction:
-        """The limit as a number, exactly; `baseline` may be None where the limit is absolute."""
-        amount = Fraction(self.number) / (1 if self.unit is LimitUnit.ONE else 100)
-        if not self.is_relative:
-            return amount
-        if baseline is None:
-            raise ValueError("a relative limit needs a baseline")
-        if self.unit is LimitUnit.PERCENT:
-            amount *= abs(baseline)
-        return baseline - amount if self.sign is Sign.MINUS else baseline + amount
-
-    def __str__(self) -> str:
-        return f"{self.sign}{self.number:f}{self.unit}"
-
-
-@dataclass(frozen=True, slots=True)
-class StepCondition:
-    """One comparison of a step with a number."""
-
-    operator: Operator
-    step: int
-
-    def __str__(self) -> str:
-        return f"step{self.operator}{self.step}"
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What a rule looks at.
-
-    Attributes:
-        task: one task; None: all together.
-        steps: None: the run as a whole; else every step that meets all conditions, each by itself.
-    """
-
-    task: str | None = None
-    steps: tuple[StepCondition, ...] | None = None
-
-    def has_step(self, train_step: int) -> bool:
-        """Whether a step is looked at."""
-        return self.steps is not None and all(part.operator.holds(train_step, part.step) for part in self.steps)
-
-    def __str__(self) -> str:
-        parts: list[str] = []
-        if self.task is not None:
-            parts.append(f"task={self.task if _BARE_TASK.fullmatch(self.task) else quoted(self.task)}")
-        if self.steps is not None:
-            parts += map(str, self.steps) if self.steps else ["step"]
-        return f"{{{','.join(parts)}}}" if parts else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A limit on a figure. Its text, in one spelling, is `str(rule)`."""
-
-    figure: Figure
-    scope: Scope
-    operator: Operator
-    limits: tuple[Limit, ...]
-    level: Level = Level.ERROR
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether it needs a baseline."""
-        return any(limit.is_relative for limit in self.limits)
-
-    def __str__(self) -> str:
-        level = f"{_WARN} " if self.level is Level.WARNING else ""
-        return f"{level}{self.figure.name}{self.scope} {self.operator} {' or '.join(map(str, self.limits))}"
 
 
 def parse_rule(text: str, source: str) -> Rule:
@@ -204,7 +66,7 @@ class _Parser:
 
     def rule(self) -> Rule:
         self._skip_spaces()
-        level = Level.WARNING if self._accept(_WARN) else Level.ERROR
+        level = Level.WARNING if self._accept(WARN_PREFIX) else Level.ERROR
         start = self._skip_spaces()
         name = self._match(_NAME)
         if name is None:
@@ -255,7 +117,7 @@ class _Parser:
                 return tomllib.loads(f"name = {literal}")["name"]
             except ValueError as error:
                 raise self._error("the quoted name isn't a TOML string", start) from error
-        name = self._match(_BARE_TASK)
+        name = self._match(BARE_TASK)
         if name is None:
             raise self._error("expected the name of a task", hint='names with other characters are quoted: "a b"')
         return name
@@ -292,7 +154,7 @@ class _Parser:
         limit = Limit(sign, Decimal(number), unit)
         fault = _limit_fault(figure, limit)
         if fault is not None:
-            raise self._error(*fault[:1], start, fault[1])
+            raise self._error(fault[0], start, fault[1])
         return limit
 
     def _check_scope(self, figure: Figure, scope: Scope, name_at: int, scope_at: int) -> None:

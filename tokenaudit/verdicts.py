@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tokenaudit.figures import Number
 from tokenaudit.result import InputInfo, Notice
-from tokenaudit.thresholds import Level, Operator, Rule
+from tokenaudit.rules import Level, Operator, Rule
 
 GATE_SCHEMA_VERSION = 1
 """Version of the JSON that `gate` writes."""

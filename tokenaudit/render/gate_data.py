@@ -9,7 +9,7 @@ from typing import Any
 from tokenaudit import __version__
 from tokenaudit.figures import Number
 from tokenaudit.render.gate_text import details, label, statement
-from tokenaudit.thresholds import Level
+from tokenaudit.rules import Level
 from tokenaudit.verdicts import GATE_SCHEMA_VERSION, KIND_GATE, GateReport, Outcome, Spot, Verdict
 
 

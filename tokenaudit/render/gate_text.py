@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenaudit.figures import Number
 from tokenaudit.render.exact import apart, change_text, distance_text, number_text, relative_text
 from tokenaudit.render.text import count_text, printable
-from tokenaudit.thresholds import Level
+from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Spot, Verdict
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokenaudit.render.gate_table import render_gate_table
 from tokenaudit.render.gate_text import details, improvement_line, statement
 from tokenaudit.render.text import count_text, printable
-from tokenaudit.thresholds import Level
+from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 MOST_ANNOTATIONS = 9

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 from tokenaudit.render.gate_text import details, label, statement, title
 from tokenaudit.render.text import printable
-from tokenaudit.thresholds import Level
+from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 _CLASS = "tokenaudit.gate"

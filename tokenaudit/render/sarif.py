@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tokenaudit import __version__
 from tokenaudit.render.gate_text import details, statement
 from tokenaudit.render.text import printable
-from tokenaudit.thresholds import Level
+from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
