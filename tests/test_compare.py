@@ -262,6 +262,16 @@ def test_steps_that_one_side_lacks_are_told():
     assert shorter.divergence.why == ("only B has this step",)
 
 
+def test_a_step_that_comes_twice_is_compared_row_by_row():
+    def run(first: int, second: int) -> Side:
+        made = made_result([{"math": {"dropped_tokens": first}}, {"math": {"dropped_tokens": second}}])
+        return Side("x", replace(made, steps=[row | {"train_step": 1} for row in made.steps]))
+
+    assert [step.train_step for step in compare(run(1, 1), run(1, 2)).steps] == [1]
+    assert [step.train_step for step in compare(run(1, 1), run(2, 2)).steps] == [1, 1]
+    assert compare(run(1, 1), Side("y", made_result([{"math": {"dropped_tokens": 1}}]))).only_a == (1,)
+
+
 def test_steps_are_ranked_by_the_size_of_the_change():
     def run(*dropped: int) -> Side:
         return Side("x", made_result([{"math": {"dropped_tokens": value}} for value in dropped]))

@@ -210,6 +210,21 @@ def test_relative_step_rules_compare_with_the_same_step():
     assert (one.value, one.baseline, one.failed, one.judged) == (8, 0, 1, 3)
 
 
+def test_a_step_that_comes_twice_is_judged_twice():
+    def twice(first: int, second: int) -> Result:
+        made = made_result([{"math": {"dropped_tokens": first}}, {"math": {"dropped_tokens": second}}])
+        return replace(made, steps=[row | {"train_step": 1} for row in made.steps])
+
+    assert verdict(twice(9, 1), "dropped_tokens{step} <= 8").value == 9
+    assert verdict(twice(1, 9), "dropped_tokens{step} <= 8").value == 9
+    assert verdict(twice(9, 2), "dropped_tokens{step} <= +0", twice(9, 1)).failed == 1
+
+
+def test_what_only_the_baseline_covers_is_told():
+    report = judged(totals_of(), "expired_groups{step} <= +0", baseline=made_result([{}, {}]))
+    assert [notice.code for notice in report.notices] == ["task-only-in-baseline", "steps-only-in-baseline"]
+
+
 def test_a_total_rule_names_the_step_and_task_that_grew_most():
     before = made_result([{"code": {"dropped_tokens": 50}}, {"math": {"dropped_tokens": 1}}])
     after = made_result([{"code": {"dropped_tokens": 51}}, {"math": {"dropped_tokens": 9}}])

@@ -11,9 +11,20 @@ from tokenaudit import metrics as m
 from tokenaudit.config import Config, dotted_items, parse_config
 from tokenaudit.divergence import Divergence, explain
 from tokenaudit.fates import GroupChanges, compare_fates, fates_of_ids, fates_of_tape
-from tokenaudit.figures import FIGURES, Figure, Missing, Number, Value, has_steps, has_totals, row_value, total_value
+from tokenaudit.figures import (
+    FIGURES,
+    Figure,
+    Missing,
+    Number,
+    Value,
+    has_steps,
+    has_totals,
+    keyed_rows,
+    row_value,
+    total_value,
+)
 from tokenaudit.metrics import Better
-from tokenaudit.result import TRAIN_STEP, Result, RowData
+from tokenaudit.result import Result, RowData
 from tokenaudit.tape import EventTape
 
 DIFF_SCHEMA_VERSION = 1
@@ -174,10 +185,10 @@ def compare(
     configs = tuple(parse_config(side.result.config, side.label) for side in (a, b))
     chosen = tuple(FIGURES if figures is None else figures)
     tasks = dict.fromkeys((*a.result.tasks, *b.result.tasks))
-    steps_a, steps_b = ({row[TRAIN_STEP]: row for row in side.result.steps} for side in (a, b))
+    steps_a, steps_b = keyed_rows(a.result), keyed_rows(b.result)
     steps = tuple(_step_changes(steps_a, steps_b, chosen))
-    only_a = tuple(step for step in steps_a if step not in steps_b)
-    only_b = tuple(step for step in steps_b if step not in steps_a)
+    only_a = tuple(key[0] for key in steps_a if key not in steps_b)
+    only_b = tuple(key[0] for key in steps_b if key not in steps_a)
     ranked_by = _ranked_by(steps, figures)
     groups, groups_missing = _groups(a, b, configs, with_ids)
     return Comparison(
@@ -191,7 +202,7 @@ def compare(
         only_b=only_b,
         ranked_by=ranked_by,
         largest=_largest(steps, ranked_by, top),
-        divergence=_divergence(a, b, configs, steps, (*only_a, *only_b), chosen),
+        divergence=_divergence(a, b, configs, steps, only_a, only_b, chosen),
         groups=groups,
         groups_missing=groups_missing,
     )
@@ -216,12 +227,12 @@ def _total_changes(a: Result, b: Result, figures: Sequence[Figure], task: str | 
 
 
 def _step_changes(
-    a: Mapping[int, RowData], b: Mapping[int, RowData], figures: Sequence[Figure]
+    a: Mapping[tuple[int, int], RowData], b: Mapping[tuple[int, int], RowData], figures: Sequence[Figure]
 ) -> Iterator[StepChange]:
-    for step, row in a.items():
-        changes = _row_changes(row, b[step], figures) if step in b else ()
+    for key, row in a.items():
+        changes = _row_changes(row, b[key], figures) if key in b else ()
         if changes:
-            yield StepChange(step, changes)
+            yield StepChange(key[0], changes)
 
 
 def _row_changes(a: RowData, b: RowData, figures: Sequence[Figure]) -> tuple[FigureChange, ...]:
@@ -251,13 +262,14 @@ def _divergence(
     b: Side,
     configs: tuple[Config, ...],
     steps: Sequence[StepChange],
-    lonely: Sequence[int],
+    only_a: Sequence[int],
+    only_b: Sequence[int],
     figures: Sequence[Figure],
 ) -> Divergence | None:
     """The first step whose rows differ, or that one side lacks; then what comes after the last step."""
-    first = min((*(step.train_step for step in steps), *lonely), default=None)
-    if first in lonely:
-        return Divergence(first, (), (f"only {'A' if _has_step(a.result, first) else 'B'} has this step",))
+    first = min((*(step.train_step for step in steps), *only_a, *only_b), default=None)
+    if first in only_a or first in only_b:
+        return Divergence(first, (), (f"only {'A' if first in only_a else 'B'} has this step",))
     if first is None:
         differing = tuple(change.figure for change in _row_changes(a.result.tail, b.result.tail, figures))
         if not differing or a.result.selection or b.result.selection:
@@ -269,10 +281,6 @@ def _divergence(
     if a.tape is not None and b.tape is not None:
         why = explain(first, (a.tape, b.tape), (configs[0], configs[1]))
     return Divergence(first, differing, why)
-
-
-def _has_step(result: Result, step: int | None) -> bool:
-    return any(row[TRAIN_STEP] == step for row in result.steps)
 
 
 def _groups(a: Side, b: Side, configs: tuple[Config, ...], with_ids: bool) -> tuple[GroupChanges | None, str]:

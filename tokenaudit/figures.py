@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.errors import Problem, UsageError, nearest_hint
 from tokenaudit.metrics import METRICS, RATES, Metric, Rate, Total
-from tokenaudit.result import TASKS, Result, RowData
+from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
 
 Figure = Metric | Rate
 """What can be compared and judged."""
@@ -67,6 +68,17 @@ def total_value(result: Result, figure: Figure, task: str | None = None) -> Valu
         account = result.ledger.get("total") if task is None else result.ledger.get(TASKS, {}).get(task)
         return Missing.ABSENT if account is None else _metric_value(account, figure)
     return row_value(result.totals, figure, task)
+
+
+def keyed_rows(result: Result) -> dict[tuple[int, int], RowData]:
+    """Step rows by train_step and how many rows of that step came before: a restarted run can repeat a step."""
+    rows: dict[tuple[int, int], RowData] = {}
+    seen: Counter[int] = Counter()
+    for row in result.steps:
+        step = row[TRAIN_STEP]
+        rows[(step, seen[step])] = row
+        seen[step] += 1
+    return rows
 
 
 def row_value(row: RowData, figure: Figure, task: str | None = None) -> Value:

@@ -9,7 +9,17 @@ from fractions import Fraction
 
 from tokenaudit import metrics as m
 from tokenaudit.errors import Problem, RuleError, nearest_hint
-from tokenaudit.figures import FIGURES, Missing, Number, Value, has_steps, has_totals, rate_counts, row_value
+from tokenaudit.figures import (
+    FIGURES,
+    Missing,
+    Number,
+    Value,
+    has_steps,
+    has_totals,
+    keyed_rows,
+    rate_counts,
+    row_value,
+)
 from tokenaudit.figures import total_value as run_value
 from tokenaudit.metrics import Better, Metric, Rate, Total
 from tokenaudit.result import TASKS, TRAIN_STEP, Notice, Result, RowData
@@ -63,7 +73,7 @@ def _report(result: Result, verdicts: Sequence[Verdict], baseline: Result | None
         len(result.steps),
         tuple(result.tasks),
         tuple(sorted(verdicts, key=_badness)),
-        (*result.warnings, *_task_notices(result, baseline)),
+        (*result.warnings, *_coverage_notices(result, baseline)),
     )
 
 
@@ -108,10 +118,16 @@ def _default_rules(result: Result, baseline: Result | None) -> list[LocatedRule]
     return rules
 
 
-def _task_notices(result: Result, baseline: Result | None) -> Iterator[Notice]:
-    for task in () if baseline is None else baseline.tasks:
+def _coverage_notices(result: Result, baseline: Result | None) -> Iterator[Notice]:
+    """What the baseline covers and this run doesn't, so that no rule looks at it."""
+    if baseline is None:
+        return
+    for task in baseline.tasks:
         if task not in result.tasks:
             yield Notice("task-only-in-baseline", f"task {task} is in the baseline and not in this run")
+    missing = len(keyed_rows(baseline).keys() - keyed_rows(result).keys())
+    if missing:
+        yield Notice("steps-only-in-baseline", f"steps of the baseline that this run doesn't have: {missing}")
 
 
 _NO_VALUE = "there is no value to judge"
@@ -159,12 +175,11 @@ def _cells(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Cel
         before = Missing.ABSENT if baseline is None else run_value(baseline, rule.figure, task)
         yield _Cell(None, run_value(result, rule.figure, task), before)
         return
-    rows = {} if baseline is None else {row[TRAIN_STEP]: row for row in baseline.steps}
-    for row in result.steps:
-        step = row[TRAIN_STEP]
-        if rule.scope.has_step(step):
-            before = row_value(rows[step], rule.figure, task) if step in rows else Missing.ABSENT
-            yield _Cell(step, row_value(row, rule.figure, task), before)
+    rows = {} if baseline is None else keyed_rows(baseline)
+    for key, row in keyed_rows(result).items():
+        if rule.scope.has_step(key[0]):
+            before = row_value(rows[key], rule.figure, task) if key in rows else Missing.ABSENT
+            yield _Cell(key[0], row_value(row, rule.figure, task), before)
 
 
 def _reason(rule: Rule, cell: _Cell) -> str:

@@ -118,7 +118,8 @@ def gate(
     outputs = output or []
     read = [*log, *(path for path in (config, rules, baseline) if path is not None)]
     check_outputs(outputs, read, SUFFIXES)
-    check_outputs([] if write_baseline is None else [write_baseline], read, {".json": "json"})
+    if write_baseline is not None:
+        check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
     run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
