@@ -9,7 +9,7 @@ from pathlib import Path
 from results import made_result
 
 from tokenaudit.compare import Comparison, Side, compare
-from tokenaudit.config import quoted
+from tokenaudit.config_faults import quoted
 from tokenaudit.gate import judge
 from tokenaudit.render.diff_data import diff_csv, diff_json
 from tokenaudit.render.diff_markdown import render_diff_markdown

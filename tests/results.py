@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tokenaudit import metrics as m
-from tokenaudit.config import Config, parse_config, resolved
+from tokenaudit.config import parse_config, resolved
+from tokenaudit.config_model import Config
 from tokenaudit.metrics import LEDGER_FATES, LEDGER_SOURCES, ROW_METRICS, Total
 from tokenaudit.result import KIND_REPLAY, TASKS, TRAIN_STEP, Coverage, InputInfo, Result, RowData
 
@@ -32,6 +33,7 @@ def made_result(
         kind=KIND_REPLAY,
         inputs=(InputInfo("log.parquet", 10, content_hash),),
         timeline="recorded",
+        config_source="test.toml",
         config=resolved(parsed),
         warnings=(),
         coverage=Coverage(),

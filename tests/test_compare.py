@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import polars as pl
 import pytest
 from builders import Row, make_digest, numbered, put, refresh, sample, take, write_log
-from hypothesis import given, settings
+from hypothesis import given
 from results import made_result, totals_of
 from strategies import configs, logs
 
@@ -24,6 +25,7 @@ from tokenaudit.metrics import DISCARDED_FRESH_TOKENS, DROPPED_TOKENS, MASKED_ST
 from tokenaudit.render.diff_text import change_cells, divergence_lines
 from tokenaudit.replay import replay, run_tasks
 from tokenaudit.session import digest_for, replay_digest
+from tokenaudit.settings import load_settings
 from tokenaudit.tape import EventTape, Kind
 
 
@@ -31,12 +33,14 @@ def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any])
     """Both configs, replayed on one log; rows with an event id of their own keep it."""
     rows = [row if row["event_id"] else row | {"event_id": number} for number, row in enumerate(rows, start=1)]
     log = open_log([write_log(tmp_path / "log.parquet", rows)])
-    parsed = [parse_config(config, "test") for config in (a, b)]
-    digest = digest_for(log, parsed)
+    both = [
+        load_settings(config_path=None, working_dir=tmp_path, isolated=True, log_config=config) for config in (a, b)
+    ]
+    digest = digest_for(log, [one.config for one in both])
     made: list[Side] = []
-    for label, config in zip("ab", parsed, strict=True):
+    for label, one in zip("ab", both, strict=True):
         tape = EventTape()
-        result = replay_digest(log, digest, config, with_groups=True, observe=tape.add)
+        result = replay_digest(log, digest, one, with_groups=True, observe=tape.add)
         made.append(Side(label, result, {}, tape))
     return made[0], made[1]
 
@@ -160,7 +164,7 @@ def test_a_difference_behind_the_last_step_is_the_first_difference(tmp_path: Pat
     assert compared.steps == ()
 
 
-@settings(max_examples=60)
+@hypothesis.settings(max_examples=60)
 @given(logs(), configs(), configs())
 def test_groups_add_up_to_the_totals_and_a_run_equals_itself(log: list[Row], a: Row, b: Row):
     digest = make_digest(log)

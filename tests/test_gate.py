@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from results import made_result, totals_of
 
 from tokenaudit.comparable import check_baseline
-from tokenaudit.config import Config
+from tokenaudit.config_model import Config
 from tokenaudit.errors import ResultError, RuleError
 from tokenaudit.gate import baseline_fault, judge, judge_for_baseline
 from tokenaudit.metrics import METRICS, RATES, Better

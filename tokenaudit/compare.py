@@ -8,7 +8,8 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit import metrics as m
-from tokenaudit.config import Config, dotted_items, parse_config
+from tokenaudit.config import dotted_items, parse_config
+from tokenaudit.config_model import Config
 from tokenaudit.divergence import Divergence, explain
 from tokenaudit.fates import GroupChanges, compare_fates, fates_of_ids, fates_of_tape
 from tokenaudit.figures import (

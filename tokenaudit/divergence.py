@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from tokenaudit.config import OFF, Config
+from tokenaudit.config_model import OFF, Config
 from tokenaudit.figures import Figure
 from tokenaudit.lifecycle.events import ExpiryReason, Where
 from tokenaudit.tape import NO_AGE, PLACES, REASONS, EventTape, Kind

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import polars as pl
 
-from tokenaudit.config import Config
+from tokenaudit.config_model import Config
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TRAIN_STEP, Result
 from tokenaudit.tape import EventTape, Kind
 

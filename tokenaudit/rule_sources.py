@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenaudit.config import parse_config, quoted
+from tokenaudit.config import parse_config
+from tokenaudit.config_faults import quoted
 from tokenaudit.errors import ConfigError, Problem, RuleError
 from tokenaudit.result import Result
 from tokenaudit.settings import DEFAULT, LOG_METADATA, OVERRIDE, Settings, load_settings

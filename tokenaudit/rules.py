@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 
-from tokenaudit.config import quoted
+from tokenaudit.config_faults import quoted
 from tokenaudit.figures import Figure, Number
 
 WARN_PREFIX = "warn:"

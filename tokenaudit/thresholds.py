@@ -11,7 +11,7 @@ import re
 import tomllib
 from decimal import Decimal
 
-from tokenaudit.config import shown
+from tokenaudit.config_faults import shown
 from tokenaudit.errors import Problem, RuleError, nearest_hint
 from tokenaudit.figures import Figure, figure_named, has_steps, has_totals
 from tokenaudit.metrics import METRICS, RATES, Metric, Rate, Total

@@ -161,7 +161,7 @@ def _replay_maker(
         return replay_digest(
             log,
             digest,
-            one.config,
+            one,
             options.timeline,
             with_groups=with_groups,
             observe=tape.add,

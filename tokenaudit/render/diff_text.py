@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tokenaudit.compare import Comparison, Effect, FigureChange, SettingChange, Side
-from tokenaudit.config import shown
+from tokenaudit.config_faults import shown
 from tokenaudit.figures import Missing
 from tokenaudit.render.exact import change_text, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text
