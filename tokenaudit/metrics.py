@@ -5,6 +5,7 @@ Names are API: tables, JSON, gates and documentation take them from here, and no
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,8 +61,27 @@ class Metric:
     help: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rate:
+    """A quotient of sums of metrics. Rows hold the metrics, so that a rate is always worked out exactly.
+
+    Attributes:
+        numerator: metrics whose sum is counted.
+        denominator: metrics whose sum it is a share of; where that is 0, there is no rate.
+    """
+
+    name: str
+    numerator: tuple[Metric, ...]
+    denominator: tuple[Metric, ...]
+    better: Better
+    help: str
+
+
 METRICS: dict[str, Metric] = {}
 """All metrics by name, in the order in which rows show them."""
+
+RATES: dict[str, Rate] = {}
+"""All rates by name; no metric has the name of a rate."""
 
 
 def _metric(name: str, unit: Unit, help_text: str, better: Better = Better.NEUTRAL, total: Total = Total.SUM) -> Metric:
@@ -272,3 +292,50 @@ LEDGER_FATES = (
 
 DROPPED_PARTS = (RESET_TOKENS, DISCARDED_STALE_TOKENS, DISCARDED_FRESH_TOKENS, MASKED_STALE_TOKENS)
 """The parts of `DROPPED_TOKENS`."""
+
+
+def _rate(
+    name: str, numerator: tuple[Metric, ...], denominator: tuple[Metric, ...], help_text: str, better: Better
+) -> Rate:
+    rate = Rate(name, numerator, denominator, better, help_text)
+    RATES[name] = rate
+    return rate
+
+
+DROPPED_TOKEN_RATE = _rate(
+    "dropped_token_rate",
+    (DROPPED_TOKENS,),
+    (PRODUCED_TOKENS,),
+    "dropped_tokens of produced_tokens; in one step it can exceed 100 %, as what is dropped was produced before",
+    _LOWER,
+)
+EXPIRED_GROUP_RATE = _rate(
+    "expired_group_rate", (EXPIRED_GROUPS,), (PUT_GROUPS,), "expired_groups of put_groups", _LOWER
+)
+MASKED_TOKEN_RATE = _rate(
+    "masked_token_rate",
+    (MASKED_STALE_TOKENS,),
+    (TRAINED_TOKENS, MASKED_STALE_TOKENS),
+    "masked_stale_tokens of the tokens of the batch that the recorded mask keeps in the loss",
+    _LOWER,
+)
+FRESH_LOSS_RATE = _rate(
+    "fresh_loss_rate",
+    (DISCARDED_FRESH_TOKENS,),
+    (PRODUCED_TOKENS,),
+    "discarded_fresh_tokens of produced_tokens",
+    _LOWER,
+)
+TRAINED_TOKEN_RATE = _rate(
+    "trained_token_rate", (TRAINED_TOKENS,), (PRODUCED_TOKENS,), "trained_tokens of produced_tokens", _HIGHER
+)
+
+
+def definitions_hash() -> str:
+    """Fingerprint of all metrics and rates, help texts apart: figures under two of them can't be compared."""
+    lines = [f"{one.name} {one.unit} {one.better} {one.total}" for one in METRICS.values()]
+    for rate in RATES.values():
+        numerator = "+".join(metric.name for metric in rate.numerator)
+        denominator = "+".join(metric.name for metric in rate.denominator)
+        lines.append(f"{rate.name} {numerator}/{denominator} {rate.better}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

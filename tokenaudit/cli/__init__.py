@@ -14,6 +14,8 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.diff import diff
+from tokenaudit.cli.gate import gate
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.replay import replay
@@ -43,6 +45,8 @@ app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml 
 app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
+app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
 
 
 def _show_version(asked: bool) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.run_events import TimelineKind
 
 
 class Format(StrEnum):
@@ -66,6 +67,10 @@ TokenTimeOption = Annotated[
         show_default=False,
         help="For a log: microseconds per token of every response. Default: told from generate_time_us.",
     ),
+]
+TimelineOption = Annotated[
+    TimelineKind | None,
+    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
 ]
 OutputOption = Annotated[
     list[Path] | None,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from textwrap import wrap
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tokenaudit import metrics as m
+from tokenaudit.render.console import drawn
 from tokenaudit.render.summary import (
     DROPPED_SHARE,
     STEP_METRICS,
@@ -36,7 +36,6 @@ from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result,
 
 SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""
-_UNLIMITED = 100_000
 _CHART_WIDTH = 60
 _STEP, _TASK = "step", "task"
 
@@ -69,24 +68,7 @@ class _Line(NamedTuple):
 
 def render_table(result: Result, options: TableOptions) -> str:
     """Draw a result; ends with a line feed."""
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        width=options.width or _UNLIMITED,
-        force_terminal=options.color,
-        color_system="standard" if options.color else None,
-        legacy_windows=False,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    for part in _parts(result, options):
-        console.print(part, overflow="ignore", no_wrap=True, crop=False)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))
-    return text if options.unicode else text.translate(_TO_ASCII)
-
-
-_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x"})
+    return drawn(_parts(result, options), width=options.width, color=options.color, unicode=options.unicode)
 
 
 def _parts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
