@@ -12,7 +12,7 @@ from tokenaudit.comparable import check_baseline
 from tokenaudit.config_model import Config
 from tokenaudit.errors import ResultError, RuleError
 from tokenaudit.gate import baseline_fault, judge, judge_for_baseline
-from tokenaudit.metrics import METRICS, RATES, Better
+from tokenaudit.metrics import METRICS, RATES, SIMULATED_METRICS, SIMULATED_RATES, Better
 from tokenaudit.render.gate_text import details, improvement_line, statement, summary
 from tokenaudit.result import Result
 from tokenaudit.rule_sources import MOST_RULES, collect_rules, rule_lines
@@ -83,7 +83,7 @@ def test_a_failure_that_two_decimals_hide_shows_enough_digits():
     )
 
 
-@pytest.mark.parametrize("rate", RATES.values(), ids=lambda rate: rate.name)
+@pytest.mark.parametrize("rate", [rate for rate in RATES.values() if rate not in SIMULATED_RATES], ids=lambda rate: rate.name)
 def test_every_rate_can_be_judged(rate):
     parts = {metric.name: 100 for metric in rate.denominator} | {metric.name: 3 for metric in rate.numerator}
     share = Fraction(3 * len(rate.numerator), sum(parts[metric.name] for metric in rate.denominator))
@@ -343,7 +343,11 @@ def test_exit_codes(rules: list[str], code: int, with_exit_zero: int):
     assert (report.exit_code(), report.exit_code(exit_zero=True)) == (code, with_exit_zero)
 
 
-@pytest.mark.parametrize("figure", [*METRICS.values(), *RATES.values()], ids=lambda figure: figure.name)
+@pytest.mark.parametrize(
+    "figure",
+    [figure for figure in (*METRICS.values(), *RATES.values()) if figure not in (*SIMULATED_METRICS, *SIMULATED_RATES)],
+    ids=lambda figure: figure.name,
+)
 @pytest.mark.parametrize("direction", [-1, 1])
 def test_without_rules_no_figure_may_move_in_its_worse_direction(figure, direction: int):
     if figure.better is Better.NEUTRAL:

@@ -160,5 +160,5 @@ def test_limits_are_exact(text: str, baseline: int | None, limit: Fraction):
 
 def test_every_rate_is_a_quotient_of_metrics_that_rows_hold():
     for rate in m.RATES.values():
-        assert set(rate.numerator) | set(rate.denominator) <= set(m.ROW_METRICS)
+        assert set(rate.numerator) | set(rate.denominator) <= {*m.ROW_METRICS, *m.SIMULATED_METRICS}
         assert rate.name not in m.METRICS

@@ -102,7 +102,7 @@ def rate_counts(row: RowData, rate: Rate, task: str | None = None) -> tuple[Numb
 
 def is_percentage(figure: Figure) -> bool:
     """Whether people read the figure in percent."""
-    return isinstance(figure, Rate)
+    return isinstance(figure, Rate) and figure.is_share
 
 
 def _metric_value(part: RowData, metric: Metric) -> Value:

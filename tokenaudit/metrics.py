@@ -67,7 +67,8 @@ class Rate:
 
     Attributes:
         numerator: metrics whose sum is counted.
-        denominator: metrics whose sum it is a share of; where that is 0, there is no rate.
+        denominator: metrics whose sum it is divided by; where that is 0, there is no rate.
+        is_share: whether it is read in percent.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Rate:
     denominator: tuple[Metric, ...]
     better: Better
     help: str
+    is_share: bool = True
 
 
 METRICS: dict[str, Metric] = {}
@@ -237,38 +239,6 @@ LEVELS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metr
 """Metrics of which a run has the value of its last row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A quotient of two totals, kept as two integers."""
-
-    name: str
-    numerator: Metric
-    denominator: Metric
-    better: Better
-    help: str
-
-
-SIMULATED_RATIOS: tuple[Ratio, ...] = (
-    Ratio(
-        "tokens_per_trained_token",
-        PRODUCED_TOKENS,
-        TRAINED_TOKENS,
-        _LOWER,
-        "tokens generated per token that is trained",
-    ),
-    Ratio(
-        "trainer_utilization", TRAINER_BUSY_US, WALL_TIME_US, _HIGHER, "share of the time in which the trainer trained"
-    ),
-    Ratio(
-        "rollout_utilization",
-        ROLLOUT_BUSY_US,
-        WALL_TIME_US,
-        _HIGHER,
-        "share of the time in which responses were generated",
-    ),
-)
-"""What the totals of a simulated run say beyond its metrics."""
-
 QUANTILES: dict[Metric, int] = {TOKEN_STALENESS_P50: 50, TOKEN_STALENESS_P95: 95, TOKEN_STALENESS_MAX: 100}
 """Rank metrics over the trained tokens, with their percentage."""
 
@@ -295,9 +265,15 @@ DROPPED_PARTS = (RESET_TOKENS, DISCARDED_STALE_TOKENS, DISCARDED_FRESH_TOKENS, M
 
 
 def _rate(
-    name: str, numerator: tuple[Metric, ...], denominator: tuple[Metric, ...], help_text: str, better: Better
+    name: str,
+    numerator: tuple[Metric, ...],
+    denominator: tuple[Metric, ...],
+    help_text: str,
+    better: Better,
+    *,
+    is_share: bool = True,
 ) -> Rate:
-    rate = Rate(name, numerator, denominator, better, help_text)
+    rate = Rate(name, numerator, denominator, better, help_text, is_share)
     RATES[name] = rate
     return rate
 
@@ -329,6 +305,32 @@ FRESH_LOSS_RATE = _rate(
 TRAINED_TOKEN_RATE = _rate(
     "trained_token_rate", (TRAINED_TOKENS,), (PRODUCED_TOKENS,), "trained_tokens of produced_tokens", _HIGHER
 )
+
+SIMULATED_RATES: tuple[Rate, ...] = (
+    _rate(
+        "tokens_per_trained_token",
+        (PRODUCED_TOKENS,),
+        (TRAINED_TOKENS,),
+        "tokens generated per token that is trained",
+        _LOWER,
+        is_share=False,
+    ),
+    _rate(
+        "trainer_utilization",
+        (TRAINER_BUSY_US,),
+        (WALL_TIME_US,),
+        "share of the simulated time in which the trainer trained",
+        _HIGHER,
+    ),
+    _rate(
+        "rollout_utilization",
+        (ROLLOUT_BUSY_US,),
+        (WALL_TIME_US,),
+        "share of the simulated time in which responses were generated",
+        _HIGHER,
+    ),
+)
+"""The rates that the totals of a simulated run hold, as numerator and denominator."""
 
 
 def definitions_hash() -> str:

@@ -249,8 +249,11 @@ def _whole_run(ledger: Ledger, totals: RowData) -> RowData:
     }
     known = totals | sums
     ratios = {
-        ratio.name: {"numerator": known[ratio.numerator.name], "denominator": known[ratio.denominator.name]}
-        for ratio in m.SIMULATED_RATIOS
+        rate.name: {
+            "numerator": sum(known[metric.name] for metric in rate.numerator),
+            "denominator": sum(known[metric.name] for metric in rate.denominator),
+        }
+        for rate in m.SIMULATED_RATES
     }
     return sums | {RATIOS: ratios}
 
