@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.config import Config, resolved
+from tokenaudit.errors import LogError, Problem
 from tokenaudit.lifecycle.types import Response, Status
+from tokenaudit.log import MAX_ROW_ELEMENTS
 from tokenaudit.schema import META_CONFIG, META_SCHEMA_VERSION, META_SOURCE, SCHEMA_VERSION, EventKind
 from tokenaudit.semantic_masks import joined
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, SampleEntry, SyncEntry, TakeEntry
@@ -58,6 +60,7 @@ class EventLogWriter:
 
     Raises:
         OSError: the file can't be written.
+        LogError: while it is written: a response is too long for a log.
     """
 
     def __init__(self, path: Path, workload: Workload, config: Config) -> None:
@@ -112,8 +115,6 @@ class EventLogWriter:
         else:
             self._add_sample(entry)
         self._next_event_id += 1
-        if len(self._rows) >= _WRITTEN_ROWS or self._tokens >= _WRITTEN_TOKENS:
-            self._flush()
 
     def _name_tasks(self, workload: Workload, config: Config) -> None:
         """Name the tasks that the config doesn't, in task order, by the prompts that they begin with.
@@ -135,6 +136,7 @@ class EventLogWriter:
 
     def _add_row(self, event: EventKind, **values: Any) -> None:
         values |= {"event": event.value, "event_id": self._next_event_id}
+        self._make_room()
         self._rows.append(tuple(values.get(name) for name in _COLUMNS))
         self._mask_rows.append(-1)
         self._lengths.append(0)
@@ -143,6 +145,7 @@ class EventLogWriter:
     def _add_put(self, entry: PutEntry) -> None:
         first = self._first_mask[entry.task_name] + entry.first_response
         for member, response in enumerate(entry.responses):
+            self._make_room()
             self._rows.append(
                 (
                     EventKind.PUT.value,
@@ -174,8 +177,16 @@ class EventLogWriter:
         self._versions.extend(run[0] for run in runs)
         self._version_tokens.extend(run[1] for run in runs)
         count = sum(run[1] for run in runs)
+        if count > MAX_ROW_ELEMENTS:
+            what = f"a response has {count} tokens of older versions, and a log holds the version of each"
+            hint = f"leave out the event log, or simulate responses of at most {MAX_ROW_ELEMENTS} tokens"
+            raise LogError(Problem(what, f"rollout {response.rollout_id}", hint))
         self._tokens += count + (response.tokens if self._has_masks else 0)
         return count
+
+    def _make_room(self) -> None:
+        if len(self._rows) >= _WRITTEN_ROWS or self._tokens >= _WRITTEN_TOKENS:
+            self._flush()
 
     def _begin_batch(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
