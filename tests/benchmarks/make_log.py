@@ -114,7 +114,7 @@ def _rows(shape: LogShape) -> dict[str, np.ndarray]:
 
 def _event(event: str, step: int, *, model_step: int = -1, batch_size: int = -1) -> dict[str, np.ndarray]:
     values = {"event": EVENTS.index(event), "train_step": step, "model_step": model_step, "batch_size": batch_size}
-    absent = {name: -1 for name in ("group_id", "rollout_id", "status", "response_len", "prior_len", "versions")}
+    absent = dict.fromkeys(("group_id", "rollout_id", "status", "response_len", "prior_len", "versions"), -1)
     return {name: np.array([value]) for name, value in (values | absent).items()}
 
 
@@ -168,9 +168,7 @@ def _schema(shape: LogShape) -> pa.Schema:
     return pa.schema(list(fields.items()))
 
 
-def _batch(
-    shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng: np.random.Generator
-) -> pa.RecordBatch:
+def _batch(shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng: np.random.Generator) -> pa.RecordBatch:
     lengths = np.maximum(rows["response_len"], 0)
     is_put = rows["event"] == EVENTS.index("put")
     has_mask = is_put & (rng.random(len(is_put)) < shape.masked_share)
