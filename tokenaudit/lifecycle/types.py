@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 VersionRun = tuple[int, int, int]
@@ -123,21 +123,27 @@ class Response:
 
 @dataclass(slots=True)
 class Group:
-    """The responses to one prompt."""
+    """The responses to one prompt.
+
+    Attributes:
+        task_name: the task.
+        group_id: identity inside the task.
+        responses: the members; a reset replaces them by members with the same `agentic`.
+        is_agentic: whether any member is agentic, so that the token rule applies to none.
+    """
 
     task_name: str
     group_id: int
     responses: tuple[Response, ...]
+    is_agentic: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_agentic = True in [response.agentic for response in self.responses]
 
     @property
     def key(self) -> tuple[str, int]:
         """Identity in the log: task and group id."""
         return (self.task_name, self.group_id)
-
-    @property
-    def is_agentic(self) -> bool:
-        """Whether any member is agentic, so that the token rule applies to none."""
-        return any(response.agentic for response in self.responses)
 
 
 _PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
