@@ -115,10 +115,13 @@ class _Gathered:
         self._faulty_groups: dict[Group, None] = {}
         self._faulty_tokens = 0
         self._parts: list[_Tables] = []
+        self._rows = 0
 
     def add(self, rows: CheckedRows) -> None:
         """Gather the next batch."""
         is_faulty = rows.faults.is_faulty
+        rows.responses["log_row"] = np.arange(self._rows, self._rows + len(is_faulty))
+        self._rows += len(is_faulty)
         if rows.faults.counts:
             self._faults.extend(rows.faults)
             self._note_groups(rows)
@@ -181,6 +184,7 @@ class _Gathered:
             quarantined_groups=len(self._faulty_groups),
             quarantined_tokens=quarantined_tokens,
             unscored_rewards=checker.unscored_rewards,
+            log_row=tables.responses["log_row"],
         )
 
 

@@ -116,6 +116,7 @@ class RecordedPuts:
                     segment=segment,
                     agentic=agentic,
                     reward=None if reward != reward else reward,
+                    row=row,
                 )
             )
         return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)

@@ -42,6 +42,7 @@ class Response:
         prior_len: leading tokens that earlier puts already produced.
         agentic: whether it exempts its group from the token rule.
         reward: None when unscored.
+        row: index of what it was made from, for whoever put it; no part of what makes responses equal.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Response:
         "prior_len",
         "reward",
         "rollout_id",
+        "row",
         "runs",
         "segment",
         "status",
@@ -68,8 +70,10 @@ class Response:
         segment: int = 0,
         agentic: bool = False,
         reward: float | None = None,
+        row: int = -1,
     ) -> None:
         self.rollout_id = rollout_id
+        self.row = row
         self.segment = segment
         self.status = status
         self.runs = runs
@@ -118,7 +122,7 @@ class Response:
 
     def reset(self) -> Response:
         """What is left after expiry: no tokens, no versions, no mask, no reward; `agentic` stays."""
-        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic)
+        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic, row=self.row)
 
 
 @dataclass(slots=True)
