@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,43 @@ class ReplayedLog:
 
     result: Result
     settings: Settings
+
+
+class LoadedLog(NamedTuple):
+    """A log, its digest, and the settings that go with it."""
+
+    log: Log
+    digest: Digest
+    settings: Settings
+
+
+def load_log(
+    paths: Sequence[Path],
+    *,
+    config_path: Path | None = None,
+    overrides: Sequence[str] = (),
+    quarantine: bool = False,
+    isolated: bool = False,
+    working_dir: Path | None = None,
+    on_progress: Progress | None = None,
+) -> LoadedLog:
+    """Open a log, find its settings and digest it; arguments and errors as for `replay_log`."""
+    log = open_log(paths)
+    settings = load_settings(
+        config_path=config_path,
+        overrides=overrides,
+        log_dir=log.files[0].path.parent,
+        working_dir=working_dir or Path.cwd(),
+        isolated=isolated,
+        log_config=log.config_json,
+    )
+    digest = read_digest(
+        log,
+        quarantine=quarantine,
+        allow_missing_versions=settings.config.timeline.stamp_missing,
+        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
+    )
+    return LoadedLog(log, digest, settings)
 
 
 def replay_log(
@@ -61,21 +99,14 @@ def replay_log(
         TokenauditError: the log, the config or their combination can't be used; holds every problem found.
     """
     listed = [paths] if isinstance(paths, Path | str) else paths
-    log = open_log([Path(path) for path in listed])
-    first = log.files[0].path
-    settings = load_settings(
+    log, digest, settings = load_log(
+        [Path(path) for path in listed],
         config_path=config_path,
         overrides=overrides,
-        log_dir=first.parent,
-        working_dir=working_dir or Path.cwd(),
-        isolated=isolated,
-        log_config=log.config_json,
-    )
-    digest = read_digest(
-        log,
         quarantine=quarantine,
-        allow_missing_versions=settings.config.timeline.stamp_missing,
-        on_progress=_stage(on_progress, f"reading {log.name}", log.rows),
+        isolated=isolated,
+        working_dir=working_dir,
+        on_progress=on_progress,
     )
     result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
     return ReplayedLog(result, settings)
@@ -93,7 +124,7 @@ def replay_digest(
     """Replay an already digested log under a config; see `replay_log`."""
     config = settings.config
     kind = timeline_of(digest, timeline)
-    progress = _stage(on_progress, "replaying", len(digest.events.kind))
+    progress = stage(on_progress, "replaying", len(digest.events.kind))
     ledger = count(replay(digest, config, kind, progress), run_tasks(digest, config))
     runs = digest.runs
     coverage = Coverage(
@@ -126,7 +157,8 @@ def _config_source(settings: Settings) -> str:
     return f"{base}, {overridden} value{'s' * (overridden != 1)} by {OVERRIDE}" if overridden else base
 
 
-def _stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+def stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+    """Progress of one part of the work, for a function that only counts."""
     if on_progress is None:
         return None
     return lambda done: on_progress(label, done, total)

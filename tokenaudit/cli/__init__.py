@@ -16,6 +16,7 @@ from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
+from tokenaudit.cli.mask import mask
 from tokenaudit.cli.replay import replay
 from tokenaudit.errors import TokenauditError
 from tokenaudit.schema import SCHEMA_VERSION
@@ -36,6 +37,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
     replay
 )
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
+app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 
 

@@ -18,7 +18,6 @@ from tokenaudit.cli.options import (
     TimelineOption,
     VerboseOption,
     step_range,
-    timeline_kind,
 )
 from tokenaudit.errors import Problem, UsageError
 
@@ -61,7 +60,6 @@ def mask(
     """
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
-    kind = timeline_kind(timeline)
     _check_output(output, log)
     from tokenaudit.masks.devices import choose_backend
     from tokenaudit.masks.plan import Selection
@@ -77,7 +75,7 @@ def mask(
             backend,
             config_path=config,
             overrides=set_ or [],
-            timeline=kind,
+            timeline=timeline,
             selection=Selection(selected, frozenset(task) if task else None, include_untaken),
             quarantine=quarantine,
             isolated=isolated,
@@ -93,8 +91,8 @@ def mask(
 
 
 def _check_output(output: Path, inputs: list[Path]) -> None:
-    from tokenaudit.cli.output import check_parquet_output
+    from tokenaudit.cli.output import check_outputs
 
     if output.suffix.lower() != ".parquet":
         raise UsageError(Problem("masks are written as Parquet", str(output), "name a file that ends in .parquet"))
-    check_parquet_output(output, inputs)
+    check_outputs([output], inputs)

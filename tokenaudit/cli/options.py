@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 
 from tokenaudit.cli import streams
+from tokenaudit.errors import Problem, UsageError
+from tokenaudit.run_events import TimelineKind
 
 
 class Format(StrEnum):
@@ -50,6 +53,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override one config value; repeatable."),
 ]
+TimelineOption = Annotated[
+    TimelineKind | None,
+    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
+]
 IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
 QuarantineOption = Annotated[
     bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
@@ -71,3 +78,20 @@ QuietOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")
 ]
+
+
+def step_range(option: str, text: str) -> tuple[int, int]:
+    """First and last step of A..B, or of A alone.
+
+    Args:
+        option: name of the option, for the message.
+        text: what was given.
+
+    Raises:
+        UsageError: it is no range.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text, flags=re.ASCII)
+    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+        hint = "write A..B with A not above B, such as 10..20"
+        raise UsageError(Problem(f"{option} {text!r} is no range", None, hint))
+    return int(match[1]), int(match[2] or match[1])

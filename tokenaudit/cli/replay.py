@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,9 @@ from tokenaudit.cli.options import (
     QuarantineOption,
     QuietOption,
     SetOption,
+    TimelineOption,
     VerboseOption,
+    step_range,
 )
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.run_events import TimelineKind
@@ -31,13 +32,7 @@ def replay(
     log: LogPaths,
     config: ConfigOption = None,
     set_: SetOption = None,
-    timeline: Annotated[
-        TimelineKind | None,
-        typer.Option(
-            show_default=False,
-            help="Where refreshes and takes come from. Default: the log, if it has them.",
-        ),
-    ] = None,
+    timeline: TimelineOption = None,
     by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
     steps: Annotated[
         str | None,
@@ -59,7 +54,7 @@ def replay(
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.result import select_steps
 
-    selected = _step_range(steps)
+    selected = None if steps is None else step_range("--steps", steps)
     outputs = output or []
     check_outputs(outputs, log)
     if any(path.suffix.lower() == ".json" for path in log):
@@ -134,15 +129,3 @@ def _saved_result(log: list[Path], replaying: list[str]) -> Result:
             Problem(f"can't read the saved result: {what}", str(path), "give a file saved with -o")
         ) from error
     return result_from_json(text, str(path))
-
-
-def _step_range(text: str | None) -> tuple[int, int] | None:
-    """Parse A..B, or A alone."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text, flags=re.ASCII)
-    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-        raise UsageError(
-            Problem(f"--steps {text!r} is no range", None, "write A..B with A not above B, such as 10..20")
-        )
-    return int(match[1]), int(match[2] or match[1])

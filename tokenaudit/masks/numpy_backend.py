@@ -34,10 +34,7 @@ def compute_masks(batch: MaskBatch) -> Masks:
     fresh = batch.versions >= np.repeat(batch.oldest_fresh, lengths)
     effective = fresh if batch.semantic is None else fresh & batch.semantic
     trained = _segment_counts(effective.view(np.uint8), batch.offsets)
-    if batch.semantic is None:
-        trainable = lengths
-    else:
-        trainable = _segment_counts(batch.semantic.view(np.uint8), batch.offsets)
+    trainable = lengths if batch.semantic is None else _segment_counts(batch.semantic.view(np.uint8), batch.offsets)
     return Masks(effective.view(np.int8), trained, trainable - trained, lengths - trainable)
 
 

@@ -230,17 +230,20 @@ class _Planner:
         ordered_first = np.concatenate([[0], np.cumsum(ordered_counts)])
         shift = np.repeat(first_run[order] - ordered_first[:-1], ordered_counts)
         runs = np.array(self._runs, dtype=np.int32).reshape(-1, 3)[np.arange(len(shift)) + shift]
-        ordered = {name: columns[name][order] for name in MaskPlan._fields if name in columns}
-        ordered["oldest_fresh"] = ordered["oldest_fresh"].astype(np.int32)
-        ordered["is_taken"] = ordered["is_taken"].astype(np.bool_)
         return MaskPlan(
             tasks=tuple(self._tasks),
             log_row=log_row[order],
+            train_step=columns["train_step"][order],
+            task=columns["task"][order],
+            group_id=columns["group_id"][order],
+            rollout_id=columns["rollout_id"][order],
+            segment=columns["segment"][order],
+            oldest_fresh=columns["oldest_fresh"][order].astype(np.int32),
+            is_taken=columns["is_taken"][order] == 1,
             first_run=ordered_first,
             run_version=np.ascontiguousarray(runs[:, 0]),
             run_tokens=np.ascontiguousarray(runs[:, 1]),
             run_trainable=np.ascontiguousarray(runs[:, 2]),
-            **ordered,
         )
 
 
@@ -267,6 +270,4 @@ def _apply(event: RunEvent, held: Held) -> None:
             del held[key]
             return
         expired = {response.key for response in event.expired}
-        held[key] = tuple(
-            response.reset() if response.key in expired else response for response in held[key]
-        )
+        held[key] = tuple(response.reset() if response.key in expired else response for response in held[key])

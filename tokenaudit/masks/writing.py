@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenaudit import metrics as m
 from tokenaudit.batches import map_batches
 from tokenaudit.columns import Bools, Int64s, lists
 from tokenaudit.log import Log, LogBatch
@@ -61,9 +62,9 @@ def mask_schema(plan: MaskPlan, metadata: dict[str, str]) -> pa.Schema:
         "rollout_id": pa.int64(),
         "segment": pa.int32(),
         "effective_mask": pa.list_(pa.int8()),
-        "trained_tokens": pa.int64(),
-        "masked_stale_tokens": pa.int64(),
-        "masked_semantic_tokens": pa.int64(),
+        m.TRAINED_TOKENS.name: pa.int64(),
+        m.MASKED_STALE_TOKENS.name: pa.int64(),
+        m.MASKED_SEMANTIC_TOKENS.name: pa.int64(),
     }
     if not plan.is_taken.all():
         fields["taken"] = pa.bool_()
@@ -113,9 +114,7 @@ def write_masks(
     return totals
 
 
-def _computed(
-    log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[[int], None] | None
-) -> Iterator[_Part]:
+def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[[int], None] | None) -> Iterator[_Part]:
     """The parts of a plan; while one is written the next ones are read and computed."""
     waiting: deque[_Part] = deque()
     first_row = 0
@@ -165,10 +164,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     starts = np.cumsum(column.lengths) - column.lengths
     masked_lengths = lengths[has_mask]
     shift = np.repeat((starts[rows] - offsets[:-1])[has_mask], masked_lengths)
-    if has_mask.all():
-        targets = np.arange(len(semantic))
-    else:
-        targets = np.flatnonzero(np.repeat(has_mask, lengths))
+    targets = np.arange(len(semantic)) if has_mask.all() else np.flatnonzero(np.repeat(has_mask, lengths))
     semantic[targets] = column.values[targets + shift] != 0
     return semantic
 
@@ -183,9 +179,9 @@ def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schem
         "rollout_id": plan.rollout_id[entries],
         "segment": plan.segment[entries].astype(np.int32),
         "effective_mask": pa.ListArray.from_arrays(offsets.astype(np.int32), masks.effective),
-        "trained_tokens": masks.trained,
-        "masked_stale_tokens": masks.masked_stale,
-        "masked_semantic_tokens": masks.masked_semantic,
+        m.TRAINED_TOKENS.name: masks.trained,
+        m.MASKED_STALE_TOKENS.name: masks.masked_stale,
+        m.MASKED_SEMANTIC_TOKENS.name: masks.masked_semantic,
         "taken": plan.is_taken[entries],
     }
     return pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)
