@@ -17,6 +17,7 @@ from tokenaudit.errors import LogError, Problem
 from tokenaudit.log import (
     COPY_AGAIN,
     LIST_COLUMNS,
+    MAX_BATCH_ROWS,
     MAX_ROW_ELEMENTS,
     TARGET_BATCH_ELEMENTS,
     Log,
@@ -180,15 +181,15 @@ def _record_batches(piece: _Piece, columns: list[str], batch_rows: int) -> Itera
 
 
 def _batch_rows(piece: _Piece, lists: list[str]) -> int:
-    """Rows per batch: those of the file, or fewer where long responses stand together.
+    """Rows per batch: those of the file, or fewer where long responses stand together; many without list columns.
 
     The footer tells the elements of a row group but not those of a row, so a small file could hold one row of
     billions. `response_len` is read first: it tells how long the rows may be, or the row groups must be small
     enough to be decoded whatever their rows hold.
     """
-    rows = piece.file.batch_rows
     if not lists:
-        return rows
+        return MAX_BATCH_ROWS
+    rows = piece.file.batch_rows
     elements = _most_elements(piece, lists)
     if elements <= TARGET_BATCH_ELEMENTS:
         return rows

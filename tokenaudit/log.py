@@ -21,6 +21,7 @@ from tokenaudit.schema import (
     META_SCHEMA_VERSION,
     META_SOURCE,
     SCHEMA_VERSION,
+    VERSION_RUNS,
     Column,
     ColumnType,
 )
@@ -37,10 +38,10 @@ MAX_ROW_ELEMENTS = 2**24
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
 
-_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
-_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
+_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
+_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
 LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
-"""The columns of replay that hold an element per token."""
+"""The columns of replay that hold an element per token or per run."""
 
 
 class LogFile(NamedTuple):

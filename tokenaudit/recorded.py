@@ -10,7 +10,7 @@ import numpy as np
 from tokenaudit.digest import PRIOR_UNKNOWN, STATUSES, Digest
 from tokenaudit.lifecycle.staleness import live_version
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
-from tokenaudit.runs import MISSING_VERSION, Int32s
+from tokenaudit.runs import MISSING_VERSION, Int32s, is_prefix
 from tokenaudit.token_ids import SAME, UNKNOWN
 
 Held = Mapping[tuple[int, int], int]
@@ -164,7 +164,7 @@ class RecordedPuts:
         verdict = int(self._digest.responses.continues_ids[row])
         if verdict != UNKNOWN:
             return verdict == SAME
-        return _is_prefix(self._stamped_runs(previous), self._stamped_runs(row))
+        return is_prefix(self._stamped_runs(previous), self._stamped_runs(row))
 
     def _stamped_runs(self, row: int) -> list[tuple[int, int]]:
         """(version, tokens) of a response's runs before any resync."""
@@ -195,23 +195,3 @@ def _stamped(digest: Digest, sync_weights_interval: int) -> Int32s:
     stamped = recorded.copy()
     stamped[missing] = trained // sync_weights_interval * sync_weights_interval
     return stamped
-
-
-def _is_prefix(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> bool:
-    """Whether the versions of one response begin with those of another; runs may split one version."""
-    position = left = 0
-    version = None
-    for wanted, tokens in earlier:
-        while tokens:
-            if left == 0:
-                if position == len(later):
-                    return False
-                version, left = later[position]
-                position += 1
-                continue
-            if version != wanted:
-                return False
-            step = min(left, tokens)
-            tokens -= step
-            left -= step
-    return True

@@ -15,10 +15,11 @@ from tokenaudit import columns as col
 from tokenaudit.columns import Bools, Int64s, Lists
 from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, STATUS_CODE
 from tokenaudit.faults import BatchFaults, FaultKind
+from tokenaudit.given_runs import GivenRuns, check_runs, given_runs, with_given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
 from tokenaudit.runs import MISSING_VERSION, Runs, run_heads, version_runs
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 from tokenaudit.token_ids import UNKNOWN, PrefixMemory
 
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -251,24 +252,33 @@ class RowChecker:
         mask = col.lists(batch.columns.get("response_mask"), count)
         heads = run_heads(versions.values, versions.lengths)
         self._check_elements(versions, mask, versions.values[heads], is_put, faults)
-        tokens = self._lengths(batch, versions, is_put, faults)
+        given = given_runs(batch.columns.get(VERSION_RUNS), count)
+        tokens = self._lengths(batch, versions, given, is_put, faults)
         known = is_put & (tokens >= 0)
         model_step = rows["model_step"]
-        self._check_counts(tokens, versions, mask, model_step, known, faults)
-        prior_len = self._prior_len(batch, tokens, versions, known, faults)
+        by_token = np.ones(count, dtype=np.bool_)
+        if given is not None:
+            by_token = ~given.has_runs
+            allowed = self._allow_missing_versions
+            check_runs(given, versions, mask, tokens, is_put, faults, allow_missing_versions=allowed)
+        self._check_counts(tokens, versions, mask, model_step, known & by_token, faults)
+        prior_len = self._prior_len(batch, tokens, versions, known, by_token, faults)
         reward = col.reals(batch.columns.get("reward"), count)
         is_scored = np.abs(reward) <= _LARGEST_REWARD
         unscored_rewards = int((is_put & ~is_scored & _is_present(batch.columns.get("reward"), count)).sum())
         good = is_put & ~faults.is_faulty
+        told = good & by_token
         reduced = version_runs(
-            tokens[good],
-            _rows_of(versions, good),
-            versions.lengths[good],
-            np.where(model_step[good] >= 0, model_step[good], MISSING_VERSION),
-            _rows_of(mask, good),
-            mask.lengths[good],
-            None if versions.lengths[~good].any() else heads,
+            tokens[told],
+            _rows_of(versions, told),
+            versions.lengths[told],
+            np.where(model_step[told] >= 0, model_step[told], MISSING_VERSION),
+            _rows_of(mask, told),
+            mask.lengths[told],
+            None if versions.lengths[~told].any() else heads,
         )
+        if given is not None:
+            reduced = with_given_runs(given, good, reduced)
         run_count = np.zeros(count, dtype=np.int64)
         run_count[good] = reduced.counts
         responses: Columns = {
@@ -308,13 +318,15 @@ class RowChecker:
                 lambda row, first=first: f"response_model_steps holds the version {first[row]}",
             )
 
-    def _lengths(self, batch: LogBatch, versions: Lists, is_put: Bools, faults: BatchFaults) -> Int64s:
-        """Tokens per response: response_len, else the ids, else the versions; -1 where a put tells none."""
+    def _lengths(
+        self, batch: LogBatch, versions: Lists, given: GivenRuns | None, is_put: Bools, faults: BatchFaults
+    ) -> Int64s:
+        """Tokens per response: response_len, else the ids, else versions or runs; -1 where a put tells none."""
         recorded = col.integers(batch.columns.get("response_len"), batch.rows, fill=_ABSENT)
         present = recorded != _ABSENT
         _check_range(recorded, "response_len", is_put & present, faults)
         from_ids = col.list_lengths(batch.columns.get("response_ids"), batch.rows)
-        from_versions = np.where(versions.is_null, -1, versions.lengths)
+        from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
         tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
         faults.add(
             FaultKind.NO_LENGTH,
@@ -353,7 +365,15 @@ class RowChecker:
             lambda row: f"{mask.lengths[row]} mask entries for {tokens[row]} tokens",
         )
 
-    def _prior_len(self, batch: LogBatch, tokens: Int64s, versions: Lists, known: Bools, faults: BatchFaults) -> Int64s:
+    def _prior_len(
+        self,
+        batch: LogBatch,
+        tokens: Int64s,
+        versions: Lists,
+        known: Bools,
+        by_token: Bools,
+        faults: BatchFaults,
+    ) -> Int64s:
         """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
         recorded = col.integers(batch.columns.get("prior_len"), batch.rows, fill=_ABSENT)
         present = known & (recorded != _ABSENT)
@@ -365,7 +385,7 @@ class RowChecker:
             lambda row: f"prior_len is {recorded[row]} for {tokens[row]} tokens",
         )
         prefix = np.where(versions.is_null, PRIOR_ASSUMED, versions.lengths)
-        told = np.where(versions.lengths < tokens, prefix, PRIOR_UNKNOWN)
+        told = np.where(by_token & (versions.lengths < tokens), prefix, PRIOR_UNKNOWN)
         return np.where(present, recorded, told)
 
     def _continues_ids(

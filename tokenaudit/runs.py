@@ -114,3 +114,23 @@ def _as_bytes(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]
         return mask.view(np.uint8)
     flags = mask if mask.dtype == np.bool_ else mask != 0
     return flags.view(np.uint8)
+
+
+def is_prefix(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> bool:
+    """Whether the versions of one response begin with those of another; runs may split one version."""
+    position = left = 0
+    version = None
+    for wanted, tokens in earlier:
+        while tokens:
+            if left == 0:
+                if position == len(later):
+                    return False
+                version, left = later[position]
+                position += 1
+                continue
+            if version != wanted:
+                return False
+            step = min(left, tokens)
+            tokens -= step
+            left -= step
+    return True

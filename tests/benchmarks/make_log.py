@@ -51,20 +51,21 @@ class LogShape:
 
 
 def write_log(path: Path, shape: LogShape, *, rows_per_group: int | None = 4096) -> int:
-    """Write the log; all rows in one row group where `rows_per_group` is None. Returns its tokens."""
+    """Write the log and return its tokens; one row group, made in memory, where `rows_per_group` is None."""
     rows = _rows(shape)
     rng = np.random.default_rng(shape.seed + 1)
     schema = _schema(shape).with_metadata({"tokenaudit.schema_version": "1", "tokenaudit.config": CONFIG})
-    tokens = 0
+    batches = (
+        _batch(shape, {name: column[first:last] for name, column in rows.items()}, schema, rng)
+        for first, last in _chunks(rows["response_len"], rows_per_group)
+    )
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for first, last in _chunks(rows["response_len"], rows_per_group):
-            batch = _batch(shape, {name: column[first:last] for name, column in rows.items()}, schema, rng)
-            tokens += int(rows["response_len"][first:last].sum())
-            if rows_per_group is None:
-                writer.write_batch(batch, row_group_size=2**31 - 1)
-            else:
-                writer.write_table(pa.Table.from_batches([batch]), row_group_size=rows_per_group)
-    return tokens
+        if rows_per_group is None:
+            writer.write_table(pa.Table.from_batches(batches), row_group_size=len(rows["event"]))
+        else:
+            for batch in batches:
+                writer.write_batch(batch, row_group_size=rows_per_group)
+    return int(np.maximum(rows["response_len"], 0).sum())
 
 
 def _chunks(lengths: np.ndarray, rows_per_group: int | None) -> Iterator[tuple[int, int]]:

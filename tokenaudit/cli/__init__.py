@@ -14,6 +14,7 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.compact import compact
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.mask import mask
@@ -38,6 +39,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
 )
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
+app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(compact)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from tokenaudit import metrics as m
 from tokenaudit.batches import map_batches
 from tokenaudit.columns import Bools, Int64s, lists
+from tokenaudit.errors import LogError, Problem
 from tokenaudit.log import Log, LogBatch
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
@@ -93,7 +94,7 @@ def write_masks(
         on_progress: called with the number of rows of the log read so far.
 
     Raises:
-        LogError: the log can't be read again.
+        LogError: the log can't be read again, or doesn't tell which tokens of a response are in the loss.
     """
     metadata = {
         META_KIND: KIND_MASKS,
@@ -153,18 +154,28 @@ def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int)
 
 
 def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, offsets: Int64s) -> Bools | None:
-    """Whether each token is in the loss; None where all are."""
+    """Whether each token is in the loss; None where all are.
+
+    Raises:
+        LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
+    """
     column = lists(batch.columns.get("response_mask"), batch.rows)
     rows = plan.log_row[entries] - first_row
     lengths = np.diff(offsets)
     has_mask = ~column.is_null[rows] & (lengths > 0)
-    if not has_mask.any():
+    runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
+    run_tokens, run_trainable = plan.run_tokens[runs], plan.run_trainable[runs]
+    has_entries = np.repeat(has_mask, np.diff(plan.first_run[entries.start : entries.stop + 1]))
+    if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
+        where = f"{batch.path}, rows {batch.first_row} to {batch.first_row + batch.rows - 1}"
+        hint = "a log of version runs has no masks; use the log it was made from"
+        raise LogError(Problem("nothing tells which tokens of a response are in the loss", where, hint))
+    if not has_mask.any() and run_trainable.all():
         return None
-    semantic = np.ones(int(offsets[-1]), dtype=np.bool_)
+    semantic = np.repeat(has_entries | (run_trainable != 0), run_tokens)
     starts = np.cumsum(column.lengths) - column.lengths
-    masked_lengths = lengths[has_mask]
-    shift = np.repeat((starts[rows] - offsets[:-1])[has_mask], masked_lengths)
-    targets = np.arange(len(semantic)) if has_mask.all() else np.flatnonzero(np.repeat(has_mask, lengths))
+    shift = np.repeat((starts[rows] - offsets[:-1])[has_mask], lengths[has_mask])
+    targets = np.flatnonzero(np.repeat(has_mask, lengths))
     semantic[targets] = column.values[targets + shift] != 0
     return semantic
 
