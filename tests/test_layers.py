@@ -40,6 +40,7 @@ LAYERS = (
     "tokenaudit.rows",
     "tokenaudit.reading",
     "tokenaudit.compact",
+    "tokenaudit.cache",
     "tokenaudit.run_events",
     "tokenaudit.recorded",
     "tokenaudit.replay",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tokenaudit.cache import DigestCache
 from tokenaudit.config import resolved
 from tokenaudit.digest import Digest
 from tokenaudit.ledger import count
@@ -48,6 +49,7 @@ def load_log(
     overrides: Sequence[str] = (),
     quarantine: bool = False,
     isolated: bool = False,
+    cache: DigestCache | None = None,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> LoadedLog:
@@ -61,7 +63,8 @@ def load_log(
         isolated=isolated,
         log_config=log.config_json,
     )
-    digest = read_digest(
+    read = read_digest if cache is None else cache.read_digest
+    digest = read(
         log,
         quarantine=quarantine,
         allow_missing_versions=settings.config.timeline.stamp_missing,
@@ -79,6 +82,7 @@ def replay_log(
     quarantine: bool = False,
     isolated: bool = False,
     with_groups: bool = False,
+    cache: DigestCache | None = None,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> ReplayedLog:
@@ -92,6 +96,7 @@ def replay_log(
         quarantine: leave out groups with structural faults instead of refusing the log.
         isolated: look for no config file.
         with_groups: keep the ids of taken and expired groups.
+        cache: where digests are kept between runs.
         working_dir: where relative config paths begin and a config file is looked for; None: the current one.
         on_progress: told about the work as it goes on.
 
@@ -105,6 +110,7 @@ def replay_log(
         overrides=overrides,
         quarantine=quarantine,
         isolated=isolated,
+        cache=cache,
         working_dir=working_dir,
         on_progress=on_progress,
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import LogPaths, QuietOption, VerboseOption
+from tokenaudit.cli.options import CacheOption, LogPaths, QuietOption, VerboseOption, digest_cache
 from tokenaudit.errors import Problem, UsageError
 
 
@@ -17,6 +17,7 @@ def compact(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
     ],
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -41,7 +42,9 @@ def compact(
     with streams.progress() as bar:
         update = bar.update if bar else None
         reading = stage(update, f"reading {opened.name}", opened.rows)
-        digest = read_digest(opened, allow_missing_versions=True, on_progress=reading)
+        kept = digest_cache(cache)
+        read = read_digest if kept is None else kept.read_digest
+        digest = read(opened, allow_missing_versions=True, on_progress=reading)
         with replacing(output) as target:
             done = write_compact(target, opened, digest, stage(update, f"writing {output.name}", opened.rows))
     if done.left_out:

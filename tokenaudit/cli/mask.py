@@ -9,6 +9,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     IsolatedOption,
     LogPaths,
@@ -17,6 +18,7 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    digest_cache,
     step_range,
 )
 from tokenaudit.errors import Problem, UsageError
@@ -50,6 +52,7 @@ def mask(
     timeline: TimelineOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -79,6 +82,7 @@ def mask(
             selection=Selection(selected, frozenset(task) if task else None, include_untaken),
             quarantine=quarantine,
             isolated=isolated,
+            cache=digest_cache(cache),
             on_progress=bar.update if bar else None,
         )
     if masked.settings.file is not None and config is None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.run_events import TimelineKind
+
+if TYPE_CHECKING:
+    from tokenaudit.cache import DigestCache
 
 
 class Format(StrEnum):
@@ -61,6 +64,16 @@ IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for
 QuarantineOption = Annotated[
     bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
 ]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        envvar="TOKENAUDIT_CACHE",
+        show_default=False,
+        help="Keep digests of logs in this folder; the next command on the same log doesn't read its tokens again.",
+    ),
+]
 OutputOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -95,3 +108,12 @@ def step_range(option: str, text: str) -> tuple[int, int]:
         hint = "write A..B with A not above B, such as 10..20"
         raise UsageError(Problem(f"{option} {text!r} is no range", None, hint))
     return int(match[1]), int(match[2] or match[1])
+
+
+def digest_cache(folder: Path | None) -> DigestCache | None:
+    """The cache in a folder, with its notes on standard error; None without a folder."""
+    if folder is None:
+        return None
+    from tokenaudit.cache import DigestCache
+
+    return DigestCache(folder, streams.note)

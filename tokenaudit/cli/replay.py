@@ -9,6 +9,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     Format,
     IsolatedOption,
@@ -19,6 +20,7 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    digest_cache,
     step_range,
 )
 from tokenaudit.errors import Problem, UsageError
@@ -43,6 +45,7 @@ def replay(
     output: OutputOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -68,7 +71,7 @@ def replay(
         }
         result = _saved_result(log, [name for name, value in replaying.items() if value])
     else:
-        result = _replayed(log, config, set_ or [], timeline, quarantine, isolated, groups)
+        result = _replayed(log, config, set_ or [], timeline, quarantine, isolated, groups, cache)
     for notice in result.warnings:
         streams.show_warning(notice.message, notice.cost)
     if selected is not None:
@@ -91,6 +94,7 @@ def _replayed(
     quarantine: bool,
     isolated: bool,
     groups: bool,
+    cache: Path | None,
 ) -> Result:
     from tokenaudit.session import replay_log
 
@@ -103,6 +107,7 @@ def _replayed(
             quarantine=quarantine,
             isolated=isolated,
             with_groups=groups,
+            cache=digest_cache(cache),
             on_progress=bar.update if bar else None,
         )
     settings = replayed.settings

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenaudit.cache import DigestCache
 from tokenaudit.config import resolved
 from tokenaudit.files import replacing
 from tokenaudit.masks.batch import Backend
@@ -35,6 +36,7 @@ def mask_log(
     selection: Selection | None = None,
     quarantine: bool = False,
     isolated: bool = False,
+    cache: DigestCache | None = None,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> MaskedLog:
@@ -50,6 +52,7 @@ def mask_log(
         selection: which masks are wanted; None: of everything taken.
         quarantine: leave out groups with structural faults.
         isolated: look for no config file.
+        cache: where digests are kept between runs.
         working_dir: where relative config paths begin.
         on_progress: told about the work as it goes on.
 
@@ -62,6 +65,7 @@ def mask_log(
         overrides=overrides,
         quarantine=quarantine,
         isolated=isolated,
+        cache=cache,
         working_dir=working_dir,
         on_progress=on_progress,
     )
