@@ -20,6 +20,7 @@ TEXT = README.read_text()
 BASH = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL))
 COMMANDS = [line for line in BASH.splitlines() if line.startswith("tokenaudit ")]
 TEST_COMMAND = "pip install '.[test]' && pytest"
+NAMES = ("replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate")
 MAIN_COMMAND = "pip install . && tokenaudit replay sample_data/rollouts.parquet"
 
 
@@ -94,7 +95,9 @@ def test_the_readme_gate_fails_as_shown(checkout: Path):
     assert ran.stdout in TEXT
 
 
-@pytest.mark.parametrize("command", ["replay", "simulate", "workload", "inspect", "lint", "diff", "gate"])
+@pytest.mark.parametrize(
+    "command", ["replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate"]
+)
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")
     assert ran.code == 0
@@ -105,12 +108,6 @@ def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command
 def test_all_commands_are_checked_above(run_cli):
     listed = re.search(r"Commands:\n(.*?)\n\n", run_cli("--help").out, flags=re.DOTALL)
     assert listed is not None
-    assert {line.split()[0] for line in listed[1].splitlines() if line.startswith("  ") and line[2] != " "} == {
-        "replay",
-        "simulate",
-        "workload",
-        "inspect",
-        "lint",
-        "diff",
-        "gate",
-    }
+    assert {line.split()[0] for line in listed[1].splitlines() if line.startswith("  ") and line[2] != " "} == set(
+        NAMES
+    )

@@ -83,7 +83,9 @@ def test_a_failure_that_two_decimals_hide_shows_enough_digits():
     )
 
 
-@pytest.mark.parametrize("rate", [rate for rate in RATES.values() if rate not in SIMULATED_RATES], ids=lambda rate: rate.name)
+@pytest.mark.parametrize(
+    "rate", [rate for rate in RATES.values() if rate not in SIMULATED_RATES], ids=lambda rate: rate.name
+)
 def test_every_rate_can_be_judged(rate):
     parts = {metric.name: 100 for metric in rate.denominator} | {metric.name: 3 for metric in rate.numerator}
     share = Fraction(3 * len(rate.numerator), sum(parts[metric.name] for metric in rate.denominator))

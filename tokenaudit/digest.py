@@ -7,7 +7,7 @@ tokens. Replays of any config work on the digest alone.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,6 +114,7 @@ class Digest:
         quarantined_groups: groups dropped because a row of theirs is faulty.
         quarantined_tokens: new tokens in the puts of those groups, as far as their rows tell.
         unscored_rewards: rewards that are not finite and count as unscored.
+        log_row: row of the log, all files together, that each response came from, shape [R]; empty if unknown.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Digest:
     quarantined_groups: int
     quarantined_tokens: int
     unscored_rewards: int
+    log_row: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def content_hash(self) -> str:
         """SHA-256 of what replay reads, whatever files, batches or column types it was stored in."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ class EventLogWriter:
         LogError: while it is written: a response is too long for a log.
     """
 
-    def __init__(self, path: Path, workload: Workload, config: Config) -> None:
+    def __init__(self, path: Path | BinaryIO, workload: Workload, config: Config) -> None:
         self._masks = joined([task.masks for task in workload.tasks.values()])
         self._first_mask: dict[str, int] = {}
         responses = 0

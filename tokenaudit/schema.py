@@ -16,6 +16,11 @@ META_CONFIG = "tokenaudit.config"
 META_SOURCE = "tokenaudit.source"
 META_TRUNCATED = "tokenaudit.truncated_responses"
 
+VERSION_RUNS = "response_version_runs"
+"""The column that stores version runs in place of a version and a mask entry per token."""
+RUN_FIELDS = ("model_step", "tokens", "trainable")
+"""The fields of a version run."""
+
 DEFAULT_TASK = "default"
 """The task of rows that name none."""
 
@@ -42,6 +47,7 @@ class ColumnType(Enum):
     INTEGER = "any integer type"
     INTEGER_LIST = "list of any integer type"
     MASK_LIST = "list of bool or of any integer type"
+    RUN_LIST = "list of structs of integers `model_step`, `tokens`, `trainable`"
     FLAG = "bool"
     REAL = "any float or integer type"
     REAL_LIST = "list of any float type"
@@ -133,6 +139,12 @@ COLUMNS: tuple[Column, ...] = (
         "version of each token; a shorter list is a prefix and `model_step` made the rest",
     ),
     _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
+    _read(
+        VERSION_RUNS,
+        ColumnType.RUN_LIST,
+        _PUT,
+        "instead of the two columns above: consecutive tokens of one version, and how many of them are in the loss",
+    ),
     _read("agentic", ColumnType.FLAG, _PUT, "agentic response; it exempts its whole group from the token rule"),
     _read("reward", ColumnType.REAL, _PUT, "null or not finite: unscored"),
     _read("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task"),

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.config import Config, resolved
+from tokenaudit.cache import DigestCache
+from tokenaudit.config import resolved
+from tokenaudit.config_model import Config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import Problem, ResultError
 from tokenaudit.ledger import count
@@ -36,6 +39,45 @@ class ReplayedLog:
     settings: Settings
 
 
+class LoadedLog(NamedTuple):
+    """A log, its digest, and the settings that go with it."""
+
+    log: Log
+    digest: Digest
+    settings: Settings
+
+
+def load_log(
+    paths: Sequence[Path],
+    *,
+    config_path: Path | None = None,
+    overrides: Sequence[str] = (),
+    quarantine: bool = False,
+    isolated: bool = False,
+    cache: DigestCache | None = None,
+    working_dir: Path | None = None,
+    on_progress: Progress | None = None,
+) -> LoadedLog:
+    """Open a log, find its settings and digest it; arguments and errors as for `replay_log`."""
+    log = open_log(paths)
+    settings = load_settings(
+        config_path=config_path,
+        overrides=overrides,
+        log_dir=log.files[0].path.parent,
+        working_dir=working_dir or Path.cwd(),
+        isolated=isolated,
+        log_config=log.config_json,
+    )
+    read = read_digest if cache is None else cache.read_digest
+    digest = read(
+        log,
+        quarantine=quarantine,
+        allow_missing_versions=settings.config.timeline.stamp_missing,
+        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
+    )
+    return LoadedLog(log, digest, settings)
+
+
 def replay_log(
     paths: Sequence[Path | str] | Path | str,
     *,
@@ -45,6 +87,7 @@ def replay_log(
     quarantine: bool = False,
     isolated: bool = False,
     with_groups: bool = False,
+    cache: DigestCache | None = None,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> ReplayedLog:
@@ -58,6 +101,7 @@ def replay_log(
         quarantine: leave out groups with structural faults instead of refusing the log.
         isolated: look for no config file.
         with_groups: keep the ids of taken and expired groups.
+        cache: where digests are kept between runs.
         working_dir: where relative config paths begin and a config file is looked for; None: the current one.
         on_progress: told about the work as it goes on.
 
@@ -65,17 +109,16 @@ def replay_log(
         TokenauditError: the log, the config or their combination can't be used; holds every problem found.
     """
     listed = [paths] if isinstance(paths, Path | str) else paths
-    log = open_log([Path(path) for path in listed])
-    first = log.files[0].path
-    settings = load_settings(
+    log, digest, settings = load_log(
+        [Path(path) for path in listed],
         config_path=config_path,
         overrides=overrides,
-        log_dir=first.parent,
-        working_dir=working_dir or Path.cwd(),
+        quarantine=quarantine,
         isolated=isolated,
-        log_config=log.config_json,
+        cache=cache,
+        working_dir=working_dir,
+        on_progress=on_progress,
     )
-    digest = digest_for(log, [settings.config], quarantine=quarantine, on_progress=on_progress)
     result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
     return ReplayedLog(result, settings)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tokenaudit.config import Config, resolved, task_order
 from tokenaudit.errors import Problem, UsageError
@@ -63,7 +64,7 @@ def simulate_workload(
     quarantine: bool = False,
     isolated: bool = False,
     with_groups: bool = False,
-    event_log: Path | None = None,
+    event_log: Path | BinaryIO | None = None,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> SimulatedWorkload:
@@ -148,7 +149,7 @@ def simulate_loaded(
     steps: int | None = None,
     max_concurrency: int | None = None,
     with_groups: bool = False,
-    event_log: Path | None = None,
+    event_log: Path | BinaryIO | None = None,
     on_progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload that is in memory already, for instance under one config after the other.

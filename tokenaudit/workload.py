@@ -9,17 +9,18 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit import columns as col
+from tokenaudit.batches import read_batches
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.faults import SHOWN_FAULTS, BatchFaults, Fault, FaultKind, Faults
-from tokenaudit.log import Log, LogBatch, read_batches
+from tokenaudit.log import Log, LogBatch
 from tokenaudit.schema import (
     DEFAULT_TASK,
     META_CONFIG,
@@ -194,7 +195,7 @@ def grouped_by_task(
     return tasks
 
 
-def write_workload(workload: Workload, path: Path, config_json: str | None = None) -> None:
+def write_workload(workload: Workload, path: Path | BinaryIO, config_json: str | None = None) -> None:
     """Write a workload as Parquet.
 
     Args:

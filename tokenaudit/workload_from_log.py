@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit import columns as col
+from tokenaudit.batches import read_batches
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log import Log, LogBatch, read_batches
+from tokenaudit.log import Log, LogBatch
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.rows import kind_code
 from tokenaudit.schema import DEFAULT_TASK, EventKind

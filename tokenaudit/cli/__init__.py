@@ -14,10 +14,12 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.compact import compact
 from tokenaudit.cli.diff import diff
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
+from tokenaudit.cli.mask import mask
 from tokenaudit.cli.replay import replay
 from tokenaudit.cli.simulate import simulate
 from tokenaudit.cli.workload import workload
@@ -44,6 +46,8 @@ app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml 
 )
 app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
+app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
+app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(compact)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
 app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)

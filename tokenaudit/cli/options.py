@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.run_events import TimelineKind
+
+if TYPE_CHECKING:
+    from tokenaudit.cache import DigestCache
 
 
 class Format(StrEnum):
@@ -72,6 +75,16 @@ TimelineOption = Annotated[
     TimelineKind | None,
     typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
 ]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        envvar="TOKENAUDIT_CACHE",
+        show_default=False,
+        help="Keep digests of logs in this folder; the next command on the same log doesn't read its tokens again.",
+    ),
+]
 OutputOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -105,3 +118,12 @@ def step_range(option: str, text: str | None) -> tuple[int, int] | None:
             Problem(f"{option} {text!r} is no range", None, "write A..B with A not above B, such as 10..20")
         )
     return int(match[1]), int(match[2] or match[1])
+
+
+def digest_cache(folder: Path | None) -> DigestCache | None:
+    """The cache in a folder, with its notes on standard error; None without a folder."""
+    if folder is None:
+        return None
+    from tokenaudit.cache import DigestCache
+
+    return DigestCache(folder, streams.note)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.files import replacing
 from tokenaudit.log import log_files
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.result import Result, result_to_json
@@ -118,35 +116,5 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the file can't be written.
     """
-    with written(path) as temporary:
-        temporary.write_bytes(content)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, renamed at the end: readers see all of it or nothing.
-
-    Raises:
-        UsageError: the file can't be written.
-    """
-    temporary: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise UsageError(
-            Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
-        ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+    with replacing(path) as file:
+        file.write(content)

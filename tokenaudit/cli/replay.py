@@ -8,6 +8,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     Format,
     IsolatedOption,
@@ -18,6 +19,7 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    digest_cache,
     step_range,
 )
 from tokenaudit.errors import Problem, UsageError
@@ -38,6 +40,7 @@ def replay(
     output: OutputOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -74,6 +77,7 @@ def replay(
                 quarantine=quarantine,
                 isolated=isolated,
                 with_groups=groups,
+                cache=digest_cache(cache),
                 on_progress=bar.update if bar else None,
             )
         note_config(replayed.settings, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -85,14 +85,15 @@ def simulate(
     Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin.
     """
     del quiet, verbose
-    from tokenaudit.cli.output import check_outputs, emit, written
+    from tokenaudit.cli.output import check_outputs, emit
+    from tokenaudit.files import replacing
     from tokenaudit.result import select_steps
 
     selected = step_range("--show-steps", show_steps)
     outputs = output or []
     check_outputs(outputs, workload)
     event_log = _event_log(outputs)
-    with written(event_log) if event_log else nullcontext() as event_log_file:
+    with replacing(event_log) if event_log else nullcontext() as event_log_file:
         result = _simulated(
             workload, config, set_ or [], steps, max_concurrency, token_time_us, quarantine, isolated, groups,
             event_log_file,
@@ -132,7 +133,7 @@ def _simulated(
     quarantine: bool,
     isolated: bool,
     groups: bool,
-    event_log: Path | None,
+    event_log: BinaryIO | None,
 ) -> Result:
     from tokenaudit.simulating import simulate_workload
 

@@ -36,7 +36,8 @@ def workload(
 ) -> None:
     """Derive a workload from a log: one row per response with its length, token time, mask and marks."""
     del quiet, verbose
-    from tokenaudit.cli.output import check_outputs, written
+    from tokenaudit.cli.output import check_outputs
+    from tokenaudit.files import replacing
     from tokenaudit.log import is_workload
     from tokenaudit.simulating import load_workload
     from tokenaudit.workload import write_workload
@@ -52,7 +53,7 @@ def workload(
             log, token_time_us=token_time_us, quarantine=quarantine, on_progress=bar.update if bar else None
         )
     derived = loaded.workload
-    with written(output) as temporary:
+    with replacing(output) as temporary:
         write_workload(derived, temporary, loaded.source.config_json)
     facts = {
         "tasks": len(derived.tasks),
