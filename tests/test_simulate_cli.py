@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import SAMPLE
+from conftest import ROOT, SAMPLE
 from simulated import prompts, replayed_part, response, write_workload_rows
 
 from tokenaudit import metrics as m
@@ -206,3 +206,23 @@ def test_workload_tells_what_it_wrote(run_cli: Any, tmp_path: Path):
     facts = json.loads(ran.out)
     assert facts["groups"] == 828
     assert facts["responses"] == pq.read_metadata(tmp_path / "w.parquet").num_rows == 6624
+
+
+def test_diff_compares_two_simulations(run_cli):
+    ran = run_cli(
+        "diff", ROOT / "sample_data" / "config.toml", "--set-b", "tasks.code.max_token_staleness=0", "--log", SAMPLE,
+        "--simulate", "--format", "json", "-q",
+    )  # fmt: skip
+    assert ran.code == 0
+    totals = json.loads(ran.out)["totals"]
+    assert totals["wall_time_us"]["a"] < totals["wall_time_us"]["b"]
+    assert totals["expired_groups"]["a"] == 249
+
+
+def test_gate_judges_a_simulation_and_refuses_one_that_cannot_go_on(run_cli):
+    passed = run_cli("gate", SAMPLE, "--simulate", "--rule", "trainer_utilization >= 20%", "-q")
+    failed = run_cli("gate", SAMPLE, "--simulate", "--rule", "trainer_utilization >= 30%", "-q")
+    assert (passed.code, failed.code) == (0, 1)
+    replayed = run_cli("gate", SAMPLE, "--simulate", "--timeline", "recorded", "--rule", "expired_groups <= 0")
+    assert (replayed.code, replayed.out) == (2, "")
+    assert "--timeline is for replays" in replayed.err

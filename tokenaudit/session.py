@@ -173,7 +173,7 @@ def replay_digest(
     kind = timeline_of(digest, timeline)
     progress = stage(on_progress, "replaying", len(digest.events.kind))
     events = replay(digest, config, kind, progress)
-    ledger = count(events if observe is None else _observed(events, observe), run_tasks(digest, config))
+    ledger = count(events if observe is None else observed(events, observe), run_tasks(digest, config))
     runs = digest.runs
     coverage = Coverage(
         quarantined_groups=digest.quarantined_groups,
@@ -205,7 +205,8 @@ def config_source(settings: Settings) -> str:
     return f"{base}, {overridden} value{'s' * (overridden != 1)} by {OVERRIDE}" if overridden else base
 
 
-def _observed(events: Iterable[RunEvent], observe: Callable[[RunEvent], None]) -> Iterator[RunEvent]:
+def observed(events: Iterable[RunEvent], observe: Callable[[RunEvent], None]) -> Iterator[RunEvent]:
+    """The same events; `observe` is told each of them first."""
     for event in events:
         observe(event)
         yield event

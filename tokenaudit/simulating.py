@@ -16,7 +16,7 @@ from tokenaudit.reading import read_digest
 from tokenaudit.replay import last_step
 from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
 from tokenaudit.run_events import RunEvent, StepClosed
-from tokenaudit.session import Progress, config_source, stage
+from tokenaudit.session import Progress, config_source, observed, stage
 from tokenaudit.settings import Settings, load_settings
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.run import simulate
@@ -150,11 +150,12 @@ def simulate_loaded(
     max_concurrency: int | None = None,
     with_groups: bool = False,
     event_log: Path | BinaryIO | None = None,
+    observe: Callable[[RunEvent], None] | None = None,
     on_progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload that is in memory already, for instance under one config after the other.
 
-    See `simulate_workload` for arguments and errors.
+    See `simulate_workload` for arguments and errors; `observe` is told every event of the run that counts.
     """
     for option, value in (("steps", steps), ("max_concurrency", max_concurrency)):
         if value is not None and value < 1:
@@ -165,7 +166,8 @@ def simulate_loaded(
     run = _Run(events, stage(on_progress, "simulating", run_config.timeline.steps or 0))
     tasks = task_order(run_config, list(workload.tasks))
     if event_log is None:
-        ledger = count(run.counted(None), tasks)
+        counted = run.counted(None)
+        ledger = count(counted if observe is None else observed(counted, observe), tasks)
     else:
         with EventLogWriter(event_log, workload, run_config) as writer:
             ledger = count(run.counted(writer), tasks)

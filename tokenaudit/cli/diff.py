@@ -13,6 +13,7 @@ from tokenaudit.cli.options import (
     IsolatedOption,
     QuarantineOption,
     QuietOption,
+    SimulateOption,
     TimelineOption,
     VerboseOption,
 )
@@ -47,7 +48,7 @@ def diff(
             "--log",
             metavar="LOG",
             show_default=False,
-            help="Log that configs are replayed on: a Parquet file, folder or quoted pattern; repeatable.",
+            help="Log (with --simulate also a workload) that configs run on: file, folder or pattern; repeatable.",
         ),
     ] = None,
     set_: Annotated[
@@ -74,6 +75,7 @@ def diff(
     allow_different_log: Annotated[
         bool, typer.Option("--allow-different-log", help="Compare results of different logs.")
     ] = False,
+    simulate: SimulateOption = False,
     timeline: TimelineOption = None,
     format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
     output: Annotated[
@@ -100,7 +102,7 @@ def diff(
     figures = _figures(metrics)
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
-    sides = load_sides(SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated))
+    sides = load_sides(SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated, simulate))
     _check_logs(sides, allow_different_log=allow_different_log)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)

@@ -15,6 +15,7 @@ from tokenaudit.result import Result
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.session import digest_for, load_result, replay_digest
 from tokenaudit.settings import Settings, load_settings
+from tokenaudit.simulating import LoadedWorkload, load_workload, simulate_loaded
 from tokenaudit.tape import EventTape
 
 Loaded = TypeVar("Loaded")
@@ -36,6 +37,7 @@ class SideOptions:
         timeline: where refreshes and takes come from.
         quarantine: leave out groups with structural faults.
         isolated: look for no config file.
+        simulate: simulate the workload behind the log instead of replaying the log.
     """
 
     a: Path | None
@@ -46,6 +48,7 @@ class SideOptions:
     timeline: TimelineKind | None
     quarantine: bool
     isolated: bool
+    simulate: bool = False
 
 
 def load_sides(options: SideOptions) -> tuple[Side, Side]:
@@ -89,6 +92,7 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
         "--timeline": options.timeline,
         "--quarantine": options.quarantine,
         "--isolated": options.isolated,
+        "--simulate": options.simulate,
     }
     given = [name for name, value in replaying.items() if value]
     if given:
@@ -105,7 +109,10 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
 
 
 def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
-    log = open_log(list(options.log))
+    if options.simulate and options.timeline is not None:
+        raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
+    workload = _load_workload(options) if options.simulate else None
+    log = open_log(list(options.log)) if workload is None else workload.source
 
     def settings(config: Path | None, overrides: Sequence[str]) -> Settings:
         return load_settings(
@@ -124,13 +131,12 @@ def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, S
         lambda: load_result(options.b) if is_saved[1] and options.b else settings(config_b, overrides_b),
     )
     with streams.progress() as bar:
-        make = _replay_maker(
-            log,
-            [loaded for loaded in (loaded_a, loaded_b) if isinstance(loaded, Settings)],
-            options,
-            bar.update if bar else None,
-            with_groups=any(is_saved),
-        )
+        on_progress = bar.update if bar else None
+        if workload is not None:
+            make = _simulation_maker(workload, on_progress, with_groups=any(is_saved))
+        else:
+            configs = [loaded for loaded in (loaded_a, loaded_b) if isinstance(loaded, Settings)]
+            make = _replay_maker(log, configs, options, on_progress, with_groups=any(is_saved))
         a = _side(loaded_a, options.a, options.set_both, make)
         b = _side(loaded_b, config_b, overrides_b, make)
     return a, b
@@ -167,6 +173,22 @@ def _replay_maker(
             observe=tape.add,
             on_progress=on_progress,
         )
+
+    return make
+
+
+def _load_workload(options: SideOptions) -> LoadedWorkload:
+    with streams.progress() as bar:
+        return load_workload(list(options.log), quarantine=options.quarantine, on_progress=bar.update if bar else None)
+
+
+def _simulation_maker(
+    workload: LoadedWorkload, on_progress: Callable[[str, int, int], None] | None, *, with_groups: bool
+) -> RunMaker:
+    """Simulations of one workload."""
+
+    def make(one: Settings, tape: EventTape) -> Result:
+        return simulate_loaded(workload, one, with_groups=with_groups, observe=tape.add, on_progress=on_progress)
 
     return make
 

@@ -16,6 +16,7 @@ from tokenaudit.cli.options import (
     QuarantineOption,
     QuietOption,
     SetOption,
+    SimulateOption,
     TimelineOption,
     VerboseOption,
 )
@@ -85,6 +86,7 @@ def gate(
     summary: Annotated[
         bool, typer.Option("--summary", help="Append Markdown to the file that GITHUB_STEP_SUMMARY names.")
     ] = False,
+    simulate: SimulateOption = False,
     timeline: TimelineOption = None,
     format_: Annotated[GateFormat, typer.Option("--format", help="Format of standard output.")] = GateFormat.TABLE,
     output: Annotated[
@@ -121,7 +123,7 @@ def gate(
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
-    run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated)
+    run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated, simulate)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
     for notice in report.notices:
@@ -156,6 +158,7 @@ def _judged_run(
     timeline: TimelineKind | None,
     quarantine: bool,
     isolated: bool,
+    simulate: bool,
 ) -> _Run:
     from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
     from tokenaudit.session import replay_log
@@ -167,12 +170,15 @@ def _judged_run(
             "--timeline": timeline,
             "--quarantine": quarantine,
             "--isolated": isolated,
+            "--simulate": simulate,
         }
         result = saved_result(log, replaying)
         if result.selection is not None:
             what = f"the result holds steps {result.selection} only, so the others can't be judged"
             raise UsageError(Problem(what, str(log[0]), "save it without --steps"))
         return _Run(result, None, result)
+    if simulate:
+        return _simulated_run(log, config, overrides, timeline, quarantine, isolated)
     with streams.progress() as bar:
         replayed = replay_log(
             log,
@@ -185,6 +191,39 @@ def _judged_run(
         )
     note_config(replayed.settings, config)
     return _Run(replayed.result, replayed.settings, None)
+
+
+def _simulated_run(
+    workload: list[Path],
+    config: Path | None,
+    overrides: list[str],
+    timeline: TimelineKind | None,
+    quarantine: bool,
+    isolated: bool,
+) -> _Run:
+    """Simulate what is judged; a run that can't go on has no figures to judge."""
+    from tokenaudit.cli.inputs import note_config
+    from tokenaudit.simulating import simulate_workload
+
+    if timeline is not None:
+        raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
+    with streams.progress() as bar:
+        simulated = simulate_workload(
+            workload,
+            config_path=config,
+            overrides=overrides,
+            quarantine=quarantine,
+            isolated=isolated,
+            on_progress=bar.update if bar else None,
+        )
+    note_config(simulated.settings, config)
+    stuck = simulated.result.simulation.stuck if simulated.result.simulation else ()
+    if stuck:
+        raise UsageError(
+            Problem(f"the run can't go on: {task.message}", f"task {task.task}, step {task.train_step}", task.hint)
+            for task in stuck
+        )
+    return _Run(simulated.result, simulated.settings, None)
 
 
 def _report(

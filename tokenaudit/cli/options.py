@@ -75,6 +75,10 @@ TimelineOption = Annotated[
     TimelineKind | None,
     typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
 ]
+SimulateOption = Annotated[
+    bool,
+    typer.Option("--simulate", help="Simulate a workload, or one derived from the log, instead of replaying the log."),
+]
 CacheOption = Annotated[
     Path | None,
     typer.Option(
