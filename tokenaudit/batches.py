@@ -147,6 +147,10 @@ def _piece_batches(piece: _Piece, columns: Sequence[str], *, by_column: bool = F
         for arrays, rows in _laned_batches(piece, lanes, batch_rows):
             yield LogBatch(file.path, first_row, arrays, rows)
             first_row += rows
+        if first_row != piece.first_row + piece.rows:
+            missing = piece.first_row + piece.rows - first_row
+            where = f"{file.path}, behind row {first_row}"
+            raise LogError(Problem(f"damaged Parquet file: {missing} rows are missing", where, COPY_AGAIN))
     except (pa.ArrowException, OSError) as error:
         where = f"{file.path}, behind row {first_row}"
         raise LogError(Problem(f"damaged Parquet file: {first_line(error)}", where, COPY_AGAIN)) from error

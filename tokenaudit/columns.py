@@ -15,6 +15,10 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
+LARGEST = 2**63 - 1
+"""Stands for every number beyond it."""
+
+
 def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
     """Whether a column may have this Arrow type. The null type (no value at all) fits everywhere."""
     if pat.is_null(arrow_type):
@@ -62,14 +66,18 @@ def nulls(array: pa.Array) -> Bools:
 
 
 def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
-    """A column of integers as int64 of shape [rows], nulls and an absent column as `fill`."""
+    """A column of integers as int64 of shape [rows], nulls and an absent column as `fill`.
+
+    What 64 bits with a sign can't hold becomes the largest number they can.
+    """
     if array is None or array.type == pa.null():
         return np.full(rows, fill, dtype=np.int64)
-    if array.null_count:
-        # the values below the nulls are there, whatever they are: reading them beats two Arrow kernels per column
-        known = pa.Array.from_buffers(array.type, rows, [None, array.buffers()[1]], offset=array.offset)
-        return np.where(nulls(array), np.int64(fill), known.to_numpy().astype(np.int64))
-    return array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    is_null = nulls(array) if array.null_count else None
+    values = (array if is_null is None else array.fill_null(0)).to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64:
+        values = np.minimum(values, np.uint64(LARGEST))
+    values = values.astype(np.int64, copy=False)
+    return values if is_null is None else np.where(is_null, fill, values)
 
 
 def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -97,7 +105,7 @@ def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None]
     if array is None or array.type == pa.null():
         return np.full(rows, code_of(None), dtype=np.int64)
     encoded: Any = array if pat.is_dictionary(array.type) else array.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
+    values = _texts(encoded.dictionary)
     indices = integers(encoded.indices, rows, fill=len(values))
     codes = np.full(len(values) + 1, code_of(None) if indices.max(initial=0) == len(values) else 0, dtype=np.int64)
     for index in np.unique(indices[indices < len(values)]).tolist():
@@ -105,9 +113,20 @@ def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None]
     return codes[indices]
 
 
+def _texts(array: Any) -> list[str | None]:
+    """The strings of an array; bytes that are no UTF-8 as escapes."""
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        if pat.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        raw = array.cast(pa.large_binary()).to_pylist()
+        return [None if text is None else text.decode(errors="backslashreplace") for text in raw]
+
+
 def text_at(array: pa.Array, row: int) -> str:
     """One value of a column of strings, quoted and cut for a message."""
-    value = array[row].as_py()
+    value = _texts(array.slice(row, 1))[0] or ""
     return repr(value if len(value) <= 40 else f"{value[:40]}…")
 
 

@@ -184,6 +184,15 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
 
 def _expand(path: Path) -> tuple[list[Path], Problem | None]:
     """The files behind one path argument, or why there are none."""
+    try:
+        return _found(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        # Names too long or not encodable, loops of links, folders that may not be entered.
+        what = f"can't look there: {getattr(error, 'strerror', None) or error}"
+        return [], Problem(what, str(path), "check the path and its permissions")
+
+
+def _found(path: Path) -> tuple[list[Path], Problem | None]:
     text = str(path)
     if path.is_dir():
         below = (file for file in path.rglob("*.parquet") if file.is_file())
@@ -216,6 +225,9 @@ def _open_file(
 ) -> tuple[LogFile, list[str], dict[str, str]] | None:
     """Read one footer; adds to `problems` what is wrong with it."""
     try:
+        if not path.is_file():
+            problems.append(Problem("not a regular file", str(path), "Parquet is read from files, not from pipes"))
+            return None
         size = path.stat().st_size
         if size == 0:
             problems.append(Problem("empty file (0 bytes)", str(path), COPY_AGAIN))
@@ -228,7 +240,7 @@ def _open_file(
             before = len(problems)
             problems.extend(_schema_problems(path, schema, known, metadata))
             batch_rows = _batch_rows(path, footer, problems)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         problems.append(_unreadable(path, error))
         return None
     if len(problems) > before:
@@ -240,6 +252,8 @@ def _open_file(
 def _unreadable(path: Path, error: Exception) -> Problem:
     if isinstance(error, PermissionError):
         return Problem("no permission to read the file", str(path), "check its owner and mode")
+    if isinstance(error, UnicodeEncodeError):
+        return Problem("its name isn't UTF-8 text", str(path), "rename the file")
     if isinstance(error, UnicodeDecodeError):
         return Problem("its metadata isn't UTF-8 text", str(path), COPY_AGAIN)
     try:

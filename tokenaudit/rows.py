@@ -213,6 +213,8 @@ class RowChecker:
         for name, where in needed.items():
             is_null = where & (rows[name] == _ABSENT)
             faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
+            is_large = where & (rows[name] == col.LARGEST)
+            faults.add(FaultKind.VALUE_TOO_LARGE, name, is_large, lambda _, name=name: f"{name} is 2**63 - 1 or more")
         is_null = is_group & (rows["status"] == NO_VALUE)
         faults.add(FaultKind.MISSING_VALUE, "status", is_null, lambda _: "status is null")
 

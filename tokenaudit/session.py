@@ -14,6 +14,7 @@ from tokenaudit.config import resolved
 from tokenaudit.config_model import Config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import Problem, ResultError
+from tokenaudit.files import read_bounded
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, open_log
 from tokenaudit.notices import notices, override_notices
@@ -143,8 +144,7 @@ def load_result(path: Path) -> Result:
     """
     hint = "give a file saved with -o"
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MOST_RESULT_BYTES + 1)
+        content = read_bounded(path, MOST_RESULT_BYTES + 1)
         text = content.decode()
     except OSError as error:
         raise ResultError(

@@ -16,6 +16,7 @@ from tokenaudit.config import dotted_items, leaves, parse_config
 from tokenaudit.config_faults import dotted, quoted, shown
 from tokenaudit.config_model import Config
 from tokenaudit.errors import ConfigError, Problem, nearest_hint
+from tokenaudit.files import read_bounded
 
 FILE_NAME = "tokenaudit.toml"
 """The config file that is found without being named."""
@@ -208,12 +209,12 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
     if log_dir is not None:
         places = {FoundBy.BESIDE_LOG: working_dir / log_dir / FILE_NAME} | places
     for found_by, path in places.items():
-        if _is_file(path):
+        if _is_there(path):
             source = _display(path, working_dir)
             return _File(path, found_by, _Layer(path.name, source, _read_toml(path, source)))
     folder = working_dir.absolute()
     for path in (parent / _PYPROJECT for parent in (folder, *folder.parents)):
-        if _is_file(path):
+        if _is_there(path):
             table = _find_table(path, _display(path, working_dir))
             if table is not None:
                 return _File(path, FoundBy.PYPROJECT, table)
@@ -263,17 +264,17 @@ def _display(path: Path, working_dir: Path) -> str:
     return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
 
 
-def _is_file(path: Path) -> bool:
+def _is_there(path: Path) -> bool:
+    """Whether the name is taken; what isn't a readable file is told when it is read, not passed over."""
     try:
-        return path.is_file()
+        return path.exists() or path.is_symlink()
     except OSError:
         return False
 
 
 def _read_start(path: Path) -> bytes:
     """The first bytes of a file, one more than a config file may have."""
-    with path.open("rb") as stream:
-        return stream.read(_MOST_BYTES + 1)
+    return read_bounded(path, _MOST_BYTES + 1)
 
 
 def _read_toml(path: Path, source: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tokenaudit.cli.mask import mask
 from tokenaudit.cli.replay import replay
 from tokenaudit.cli.simulate import simulate
 from tokenaudit.cli.workload import workload
-from tokenaudit.errors import TokenauditError
+from tokenaudit.errors import Problem, TokenauditError
 from tokenaudit.schema import SCHEMA_VERSION
 
 COULD_NOT_JUDGE = 2
@@ -88,6 +88,13 @@ def _run() -> int:
         return COULD_NOT_JUDGE
     except typer.Abort:
         return COULD_NOT_JUDGE
+    except OSError as error:
+        where = None if error.filename is None else str(error.filename)
+        streams.show_problems([Problem(error.strerror or str(error), where, "check the path and its permissions")])
+        return COULD_NOT_JUDGE
+    except SystemExit:
+        # typer's way to end when somebody closed the pipe that help goes to
+        return 0
     except Exception as error:  # noqa: BLE001 - a crash must not look like a verdict, so it may not exit with 1
         streams.show_crash(error)
         return COULD_NOT_JUDGE

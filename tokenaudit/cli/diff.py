@@ -111,7 +111,8 @@ def diff(
         (path, _render(comparison, SUFFIXES[path.suffix.lower()], show_all).encode(errors="backslashreplace"))
         for path in outputs
     ]
-    write_all(_stdout_text(comparison, format_, show_all), contents)
+    write = streams.write_result if format_ is Format.TABLE else streams.write_data
+    write_all(_stdout_text(comparison, format_, show_all), contents, write)
     if exit_code and comparison.differs:
         raise typer.Exit(1)
 

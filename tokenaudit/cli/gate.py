@@ -135,7 +135,8 @@ def gate(
     ]
     if summary_path is not None:
         append_summary(summary_path, report)
-    write_all(_stdout_text(report, format_, judged), contents)
+    write = streams.write_result if format_ is GateFormat.TABLE else streams.write_data
+    write_all(_stdout_text(report, format_, judged), contents, write)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
         code = _write_baseline(write_baseline, run.result, report, code)

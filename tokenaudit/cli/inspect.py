@@ -36,6 +36,6 @@ def inspect(
         digest = read(opened, quarantine=True, allow_missing_versions=True, on_progress=on_progress)
     view = overview(opened, digest)
     if format_ is OverviewFormat.JSON:
-        streams.write_result(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
+        streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:
         streams.write_result(render_overview(view))

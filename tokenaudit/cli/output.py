@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
@@ -60,6 +60,8 @@ def _output_problem(
         return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
         return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
+    if path.exists() and not path.is_file():
+        return Problem(f"{option} names something that is no regular file", str(path), "name a file")
     place = path.resolve()
     if place in files:
         return Problem(f"{option} would overwrite what is being read", str(path), "choose another name")
@@ -71,14 +73,15 @@ def _output_problem(
 def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_task: bool) -> None:
     """Render everything first, then write: a fault leaves no half of it behind."""
     contents = [(path, _render(result, SUFFIXES[path.suffix.lower()], by_task)) for path in outputs]
-    write_all(_stdout_text(result, stdout_format, by_task), contents)
+    write = streams.write_result if stdout_format is Format.TABLE else streams.write_data
+    write_all(_stdout_text(result, stdout_format, by_task), contents, write)
 
 
-def write_all(text: str, contents: Sequence[tuple[Path, bytes]]) -> None:
-    """Write files, then standard output."""
+def write_all(text: str, contents: Sequence[tuple[Path, bytes]], write: Callable[[str], None]) -> None:
+    """Write files, then standard output with one of the functions of `streams`."""
     for path, content in contents:
         write_file(path, content)
-    streams.write_result(text)
+    write(text)
 
 
 def _stdout_text(result: Result, stdout_format: Format, by_task: bool) -> str:

@@ -8,10 +8,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from tokenaudit.errors import Problem
+from tokenaudit.errors import Problem, UsageError
 from tokenaudit.render.text import printable
 
 if TYPE_CHECKING:
@@ -25,10 +26,13 @@ _is_verbose = False
 
 
 def prepare() -> None:
-    """Make output never fail on a character that the terminal's encoding lacks, and forget earlier runs."""
+    """Make output never fail on a character or a closed stream, and forget earlier runs."""
     global _is_quiet, _is_verbose
     _is_quiet = _is_verbose = False
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        # A process started with a closed stream has None in its place.
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open to the end
+        setattr(sys, name, stream)
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
@@ -49,18 +53,52 @@ def set_verbose(value: bool) -> bool:
 
 
 def write_result(text: str) -> None:
-    """Write to standard output; a reader that closed the pipe has seen enough, so the verdict stands."""
+    """Write text for people to standard output, in its own encoding.
+
+    Raises:
+        UsageError: it can't be written, for instance because a disk is full.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    _write(text.encode(encoding, errors="backslashreplace"))
+
+
+def write_data(text: str) -> None:
+    """Write what programs read to standard output, as UTF-8 whatever the terminal's encoding; see `write_result`."""
+    _write(text.encode(errors="backslashreplace"))
+
+
+def _write(content: bytes) -> None:
+    """A reader that closed the pipe has seen enough, so the verdict stands."""
     try:
-        sys.stdout.write(text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
+    except OSError as error:
+        _discard(sys.stdout)
+        what = f"can't write to standard output: {error.strerror or error}"
+        raise UsageError(Problem(what, None, "write to a file with -o")) from error
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that the interpreter doesn't fail on it at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text: str) -> None:
+    """A line on standard error; one that can't be written must not change the exit code."""
+    try:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+    except OSError:
+        _discard(sys.stderr)
 
 
 def note(text: str) -> None:
     """Say something on standard error, unless --quiet."""
     if not _is_quiet:
-        print(printable(text), file=sys.stderr)  # noqa: T201
+        _say(printable(text))
 
 
 def show_warning(message: str, cost: str = "") -> None:
@@ -79,14 +117,14 @@ def show_problems(problems: Iterable[Problem]) -> None:
         if problem.hint:
             lines.append(f"  hint: {problem.hint}")
         for line in lines:
-            print(printable(line), file=sys.stderr)  # noqa: T201
+            _say(printable(line))
 
 
 def show_usage_error(error: typer.TyperException) -> None:
     """Show what is wrong with the arguments; without any, how to use the command."""
     text = error.format_message()
     if text.startswith("Usage: "):
-        print(text, file=sys.stderr)  # noqa: T201
+        _say(text)
         return
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path} --help" if context is not None else "tokenaudit --help"
@@ -96,7 +134,7 @@ def show_usage_error(error: typer.TyperException) -> None:
 def show_crash(error: Exception) -> None:
     """Show a fault of tokenaudit itself; the traceback only with --verbose."""
     if _is_verbose:
-        traceback.print_exception(error)
+        _say("".join(traceback.format_exception(error)).rstrip())
     what = f"internal error: {type(error).__name__}: {error}"
     hint = "this is a fault of tokenaudit; run again with --verbose and report what it prints"
     show_problems([Problem(what, None, hint)])

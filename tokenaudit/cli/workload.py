@@ -64,7 +64,7 @@ def workload(
         "quarantined_groups": loaded.quarantined[0],
     }
     if format_ is OverviewFormat.JSON:
-        streams.write_result(json.dumps(facts, indent=1) + "\n")
+        streams.write_data(json.dumps(facts, indent=1) + "\n")
     else:
         width = max(map(len, facts))
         streams.write_result("".join(f"{name:<{width}}  {value:,}\n" for name, value in facts.items()))
