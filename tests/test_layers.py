@@ -35,6 +35,12 @@ LAYERS = (
     "tokenaudit.digest",
     "tokenaudit.rows",
     "tokenaudit.reading",
+    "tokenaudit.log_writer",
+    "tokenaudit.record_rows",
+    "tokenaudit.parts",
+    "tokenaudit.record",
+    "tokenaudit.lines",
+    "tokenaudit.record_lines",
     "tokenaudit.run_events",
     "tokenaudit.recorded",
     "tokenaudit.replay",
@@ -55,6 +61,7 @@ LAYERS = (
     "tokenaudit.cli.replay",
     "tokenaudit.cli.inspect",
     "tokenaudit.cli.lint",
+    "tokenaudit.cli.record",
     "tokenaudit.cli",
     "tokenaudit.__main__",
 )
@@ -70,6 +77,12 @@ EXTERNAL = {
     "tokenaudit.digest": {"numpy"},
     "tokenaudit.columns": {"numpy", "pyarrow"},
     "tokenaudit.log": {"pyarrow"},
+    "tokenaudit.log_writer": {"numpy", "pyarrow"},
+    "tokenaudit.record_rows": {"numpy"},
+    "tokenaudit.parts": {"pyarrow"},
+    "tokenaudit.record": set(),
+    "tokenaudit.lines": set(),
+    "tokenaudit.record_lines": set(),
     "tokenaudit.config": {"pydantic"},
     "tokenaudit.result": {"pydantic"},
     "tokenaudit.render.frames": {"polars"},
@@ -143,7 +156,8 @@ HEAVY = ("torch", "polars", "pyarrow", "numpy")
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["--version"]]
+    "arguments",
+    [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["record", "--help"], ["--version"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]):
     code = (

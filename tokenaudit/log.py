@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from tokenaudit.schema import (
     COLUMN_BY_NAME,
     COLUMNS,
     META_CONFIG,
+    META_LIMITS,
     META_SCHEMA_VERSION,
     META_SOURCE,
     SCHEMA_VERSION,
@@ -30,6 +32,9 @@ TARGET_BATCH_ELEMENTS = 4_000_000
 MAX_BATCH_ROWS = 65_536
 MAX_ROW_ELEMENTS = 100_000_000
 """Mean list elements per row above which a row group is refused: no response is that long, a crafted file is."""
+
+MAX_LIMITS = 50
+"""Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
 
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
@@ -63,6 +68,7 @@ class Log:
         config_json: the run's own config from the metadata; None if there is none.
         source: what wrote the log, from the metadata.
         notes: what a person should know about it: columns not read, configs that differ between files.
+        limits: what its source leaves out, and which questions it therefore can't answer.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Log:
     config_json: str | None
     source: str | None
     notes: tuple[str, ...]
+    limits: tuple[str, ...]
 
 
 class LogBatch(NamedTuple):
@@ -105,6 +112,7 @@ def open_log(paths: Sequence[Path]) -> Log:
     files: list[LogFile] = []
     notes: list[str] = []
     metadata: dict[str, str] = {}
+    limits: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for path in (path for group, _ in found for path in group):
         opened = _open_file(path, problems)
@@ -113,6 +121,7 @@ def open_log(paths: Sequence[Path]) -> Log:
         file, names, file_metadata = opened
         files.append(file)
         unknown.update(dict.fromkeys(name for name in names if name not in COLUMN_BY_NAME))
+        limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
@@ -132,6 +141,7 @@ def open_log(paths: Sequence[Path]) -> Log:
         config_json=metadata.get(META_CONFIG),
         source=metadata.get(META_SOURCE),
         notes=(*_misspelled(present, unknown), *notes),
+        limits=tuple(limits)[:MAX_LIMITS],
     )
 
 
@@ -212,7 +222,7 @@ def _open_file(path: Path, problems: list[Problem]) -> tuple[LogFile, list[str],
             return None
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema = parquet.schema_arrow
-            metadata = _text_metadata(schema.metadata)
+            metadata = _text_metadata(parquet.metadata.metadata)
             rows = parquet.metadata.num_rows
             before = len(problems)
             problems.extend(_schema_problems(path, schema, metadata))
@@ -247,8 +257,17 @@ def _first_line(error: Exception) -> str:
 
 
 def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
-    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE)
+    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_LIMITS)
     return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
+
+
+def _limits(text: str) -> list[str]:
+    """The sentences in the metadata; nothing if it isn't a JSON list of texts."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _schema_problems(path: Path, schema: pa.Schema, metadata: dict[str, str]) -> Iterator[Problem]:

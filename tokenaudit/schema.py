@@ -14,6 +14,8 @@ SCHEMA_VERSION = 1
 META_SCHEMA_VERSION = "tokenaudit.schema_version"
 META_CONFIG = "tokenaudit.config"
 META_SOURCE = "tokenaudit.source"
+META_LIMITS = "tokenaudit.limits"
+"""JSON list of sentences: what the log's source leaves out, and which questions it therefore can't answer."""
 
 DEFAULT_TASK = "default"
 """The task of rows that name none."""

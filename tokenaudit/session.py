@@ -142,7 +142,8 @@ def _config_notices(config: Config, log: Log, digest: Digest) -> list[Notice]:
 
 
 def _log_notices(log: Log, digest: Digest, coverage: Coverage) -> list[Notice]:
-    notices = [Notice("log-note", note) for note in log.notes]
+    notices = [Notice("source-limit", limit) for limit in log.limits]
+    notices += [Notice("log-note", note) for note in log.notes]
     if coverage.quarantined_groups:
         faults = ", ".join(f"{kind} ({rows})" for kind, rows in digest.faults.items())
         message = f"{coverage.quarantined_groups} groups with {coverage.quarantined_tokens} new tokens are left out"

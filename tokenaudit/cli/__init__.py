@@ -16,6 +16,7 @@ from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
+from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
 from tokenaudit.errors import TokenauditError
 from tokenaudit.schema import SCHEMA_VERSION
@@ -37,6 +38,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
 )
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
 
 
 def _show_version(asked: bool) -> None:
