@@ -70,7 +70,7 @@ def test_readme_config_is_valid():
     assert config.task_policy("math").max_staleness == 3
 
 
-@pytest.mark.parametrize("command", ["replay", "inspect", "lint", "record"])
+@pytest.mark.parametrize("command", ["replay", "inspect", "lint", "record", "import"])
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")
     assert ran.code == 0
@@ -86,4 +86,5 @@ def test_all_commands_are_checked_above(run_cli):
         "inspect",
         "lint",
         "record",
+        "import",
     }

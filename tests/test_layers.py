@@ -42,6 +42,17 @@ LAYERS = (
     "tokenaudit.lines",
     "tokenaudit.record_lines",
     "tokenaudit.recording",
+    "tokenaudit.importers.base",
+    "tokenaudit.importers.fields",
+    "tokenaudit.importers.files",
+    "tokenaudit.importers.batch",
+    "tokenaudit.importers.areal",
+    "tokenaudit.importers.prime_rl",
+    "tokenaudit.importers.tinker",
+    "tokenaudit.importers.texts",
+    "tokenaudit.importers.generic",
+    "tokenaudit.importers",
+    "tokenaudit.import_log",
     "tokenaudit.run_events",
     "tokenaudit.recorded",
     "tokenaudit.replay",
@@ -56,6 +67,7 @@ LAYERS = (
     "tokenaudit.render.markdown",
     "tokenaudit.render.frames",
     "tokenaudit.render.overview",
+    "tokenaudit.render.imports",
     "tokenaudit.cli.streams",
     "tokenaudit.cli.options",
     "tokenaudit.cli.output",
@@ -63,6 +75,7 @@ LAYERS = (
     "tokenaudit.cli.inspect",
     "tokenaudit.cli.lint",
     "tokenaudit.cli.record",
+    "tokenaudit.cli.import_",
     "tokenaudit.cli",
     "tokenaudit.__main__",
 )
@@ -85,6 +98,8 @@ EXTERNAL = {
     "tokenaudit.lines": set(),
     "tokenaudit.record_lines": set(),
     "tokenaudit.recording": set(),
+    "tokenaudit.importers": {"numpy", "pyarrow"},
+    "tokenaudit.import_log": {"pyarrow"},
     "tokenaudit.config": {"pydantic"},
     "tokenaudit.result": {"pydantic"},
     "tokenaudit.render.frames": {"polars"},
@@ -159,7 +174,7 @@ HEAVY = ("torch", "polars", "pyarrow", "numpy")
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["record", "--help"], ["--version"]],
+    [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["record", "--help"], ["import", "--help"], ["--version"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]):
     code = (

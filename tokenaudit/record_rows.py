@@ -153,12 +153,12 @@ def _integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
 def _lengths(row: Row, where: str) -> Iterator[Problem]:
     """Settle the length of a response and check what else has one entry per token."""
     versions = row.get("response_model_steps")
-    ids = row.get("response_ids")
     if "response_len" not in row:
-        if ids is None and versions is None:
+        tokens = row.get("response_ids", versions)
+        if tokens is None:
             yield Problem("nothing tells the length of the response", where, "give response_len")
             return
-        row["response_len"] = len(ids if ids is not None else versions or ())
+        row["response_len"] = len(tokens)
     length = row["response_len"]
     if versions is not None and len(versions) > length:
         yield Problem(f"{len(versions)} versions for {length} tokens", where, "give one per token, or fewer")

@@ -133,6 +133,18 @@ COLUMNS: tuple[Column, ...] = (
         _PUT,
         "version of each token; a shorter list is a prefix and `model_step` made the rest",
     ),
+    Column(
+        "model_step_end",
+        ColumnType.INTEGER,
+        _PUT,
+        "newest version the tokens may have, where `model_step` is only the oldest they may have",
+    ),
+    Column(
+        "version_precision",
+        ColumnType.TEXT,
+        _PUT,
+        "how well the source tells versions: `exact` (default), `segment`, `span`, `start` or `none`",
+    ),
     _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
     _read("agentic", ColumnType.FLAG, _PUT, "agentic response; it exempts its whole group from the token rule"),
     _read("reward", ColumnType.REAL, _PUT, "null or not finite: unscored"),

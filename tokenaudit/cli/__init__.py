@@ -14,6 +14,7 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.import_ import import_
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.record import record
@@ -39,6 +40,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
+app.command("import", epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet")(import_)
 
 
 def _show_version(asked: bool) -> None:
