@@ -7,23 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenaudit.errors import Problem, SourceError, nearest_hint
-from tokenaudit.importers import areal, generic, prime_rl, texts, tinker
-from tokenaudit.importers.base import Importer
+from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
+from tokenaudit.importers.base import Importer, shown
 from tokenaudit.importers.files import first_keys, source_files
 
 IMPORTERS: dict[str, Importer] = {
     importer.name: importer
     for importer in (
+        xtuner.BATCHES,
+        xtuner.BUFFER,
         texts.XTUNER,
         areal.IMPORTER,
         prime_rl.IMPORTER,
+        slime.IMPORTER,
         texts.VERL,
+        verl_queue.IMPORTER,
+        nemo_rl.IMPORTER,
         tinker.IMPORTER,
         texts.TRL,
         generic.IMPORTER,
     )
 }
 """Formats by name, in the order in which files are held against them."""
+
+_ALIASES = {"miles": "slime"}
+"""Other names of formats: miles writes what slime does."""
 
 _LOOKED_AT = 1000
 """Files that are opened to tell the format of a folder."""
@@ -35,9 +43,9 @@ def importer_named(name: str) -> Importer:
     Raises:
         SourceError: there is none.
     """
-    importer = IMPORTERS.get(name)
+    importer = IMPORTERS.get(_ALIASES.get(name, name))
     if importer is None:
-        raise SourceError(Problem(f"unknown format {name!r:.60}", None, nearest_hint(name, IMPORTERS, "formats")))
+        raise SourceError(Problem(f"unknown format {shown(name)}", None, nearest_hint(name, IMPORTERS, "formats")))
     return importer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, shown
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.log_writer import Row
@@ -48,7 +48,7 @@ def _read_sessions(path: Path, statuses: dict[int, str], context: Context) -> No
             task_id = integer(data, "task_id")
             status = _STATUS.get(str(data.get("status")))
             if status is None:
-                raise FieldFault(f"unknown status {data.get('status')!r:.60}", f"known: {', '.join(_STATUS)}")
+                raise FieldFault(f"unknown status {shown(data.get('status'))}", f"known: {', '.join(_STATUS)}")
         except FieldFault as fault:
             context.fault(fault, where)
             continue
@@ -141,7 +141,7 @@ def _versions(
 
 def _expanded(runs: object, context: Context) -> np.ndarray[Any, Any]:
     if not isinstance(runs, list) or not all(isinstance(run, list) and len(run) == 2 for run in runs):
-        raise FieldFault(f"version_rle is {runs!r:.60}", "it is a list of [version, count]")
+        raise FieldFault(f"version_rle is {shown(runs)}", "it is a list of [version, count]")
     parts = [{"version": version, "count": count} for version, count in runs]
     return pieces([(context.versions.model_step(integer(part, "version")), length(part, "count")) for part in parts])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,6 +51,9 @@ class Lack(StrEnum):
     STARTS = "only the version at the start is known, so tokens may be newer: token counts behind it are intervals"
     LENGTHS = "the source holds texts, not tokens: lengths are 0 and no token count can be told"
     MASK = "the source records no mask: every token counts as trainable"
+    TRAINED_MASK = (
+        "masks are those of the training: tokens masked for their age can't be told from tokens that are never trained"
+    )
     GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
     RESUME = "versions are stamped when a call ends, so a call that a weight push overtook looks newer than it is"
 
@@ -205,6 +209,15 @@ class Importer:
     version_offset: int = 0
 
 
+def shown(value: object) -> str:
+    """A value for a message: a few levels of it, so that one that holds itself a million times takes no time."""
+    return _SHORT.repr(value)[:60]
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+
+
 def stable_id(value: object) -> int:
     """An id as a log holds it: a number as it is, any other text by a hash of 63 bits.
 
@@ -218,7 +231,7 @@ def stable_id(value: object) -> int:
         return int.from_bytes(digest, "little") >> 1
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
-    raise FieldFault(f"{value!r:.60} is no id", "ids are texts, or numbers of at least 0")
+    raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")
 
 
 def take_event(train_step: int, task_name: str, groups: int, where: str) -> ImportedEvent:

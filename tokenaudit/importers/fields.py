@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import FieldFault
+from tokenaudit.importers.base import FieldFault, shown
 
 MAX_TOKENS = 100_000_000
 """Longest response that is read; a crafted count could ask for any amount of memory."""
@@ -28,7 +28,7 @@ def integer(data: Mapping[str, Any], name: str, low: int = 0) -> int:
     if value is None:
         raise FieldFault(f"{name} is missing")
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
-        raise FieldFault(f"{name} is {value!r:.60}", f"it is a whole number of at least {low}")
+        raise FieldFault(f"{name} is {shown(value)}", f"it is a whole number of at least {low}")
     return value
 
 
@@ -49,7 +49,7 @@ def number(value: object, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise FieldFault(f"{name} is {value!r:.60}", "it is a number")
+        raise FieldFault(f"{name} is {shown(value)}", "it is a number")
     try:
         real = float(value)
     except OverflowError:
@@ -79,7 +79,7 @@ def mapping(value: object, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise FieldFault(f"{name} is {value!r:.60}", "it is an object")
+        raise FieldFault(f"{name} is {shown(value)}", "it is an object")
     return value
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenaudit import lines
 from tokenaudit.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
+from tokenaudit.importers.dumps import first_texts
 from tokenaudit.lines import json_lines
 
 MAX_FILES = 1_000_000
@@ -126,8 +127,10 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
 
 
 def first_keys(path: Path) -> frozenset[str]:
-    """The keys of the first object of a JSON file, or the column names of a CSV or Parquet file; else nothing."""
+    """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
     suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        return first_texts(path)
     try:
         if suffix == ".parquet":
             import pyarrow.parquet as pq

@@ -21,6 +21,7 @@ from tokenaudit.importers.base import (
     ImportedPut,
     Importer,
     Precision,
+    shown,
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number
@@ -46,7 +47,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
             try:
                 row = _row(data, context)
                 if row.get("event", "put") not in _KINDS:
-                    raise FieldFault(f"unknown event {row['event']!r:.60}", f"events: {', '.join(_KINDS)}")
+                    raise FieldFault(f"unknown event {shown(row['event'])}", f"events: {', '.join(_KINDS)}")
                 key = _key(row)
                 event_id = row.pop("event_id", None)
             except FieldFault as fault:
@@ -113,26 +114,26 @@ def _value(name: str, value: Any) -> Any:
         return _list(name, value, kind)
     if kind is ColumnType.TEXT:
         if not isinstance(value, str):
-            raise FieldFault(f"{name} is {value!r:.60}", "it is text")
+            raise FieldFault(f"{name} is {shown(value)}", "it is text")
         return value
     if kind is ColumnType.FLAG:
         if isinstance(value, str) and value.lower() in ("true", "false", "0", "1"):
             value = value.lower() in ("true", "1")
         if not isinstance(value, bool):
-            raise FieldFault(f"{name} is {value!r:.60}", "it is true or false")
+            raise FieldFault(f"{name} is {shown(value)}", "it is true or false")
         return value
     real = value
     if isinstance(value, str):
         try:
             real = int(value) if kind is ColumnType.INTEGER else float(value)
         except ValueError as error:
-            raise FieldFault(f"{name} is {value!r:.60}", f"it is {kind.value}") from error
+            raise FieldFault(f"{name} is {shown(value)}", f"it is {kind.value}") from error
     if kind is ColumnType.REAL:
         return number(real, name)
     if isinstance(real, float) and real.is_integer():
         real = int(real)
     if isinstance(real, bool) or not isinstance(real, int) or abs(real) >= 2**63:
-        raise FieldFault(f"{name} is {value!r:.60}", "it is a whole number")
+        raise FieldFault(f"{name} is {shown(value)}", "it is a whole number")
     return real
 
 
@@ -141,7 +142,7 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise FieldFault(f"{name} is {value!r:.60}", "lists in CSV are written as JSON: [1, 2]") from error
+            raise FieldFault(f"{name} is {shown(value)}", "lists in CSV are written as JSON: [1, 2]") from error
     if kind is ColumnType.REAL_LIST:
         return [number(item, name) for item in value] if isinstance(value, list) else None
     array = int_list(value, name)

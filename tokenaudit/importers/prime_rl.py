@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, shown, stable_id
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.fields import int_list, integer, mapping, number, objects
 from tokenaudit.importers.files import json_records, number_in
@@ -120,7 +120,7 @@ def _path(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     position: object = len(nodes) - 1 if nodes else None
     while position is not None:
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(nodes):
-            raise FieldFault(f"parent {position!r:.60} is no node")
+            raise FieldFault(f"parent {shown(position)} is no node")
         if len(path) == len(nodes):
             raise FieldFault("the parents of the nodes go round in a circle")
         path.append(nodes[position])
