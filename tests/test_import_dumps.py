@@ -94,7 +94,7 @@ def test_xtuner_buffer_of_a_checkpoint(tmp_path: Path):
     items = [
         StorageItem([expired], 2, 7, "code", Status.EXPIRED, 5),
         StorageItem(
-            [state(10, 1, [5, 6], seq_staleness=2), state(11, 1, [6], seq_staleness=1)],
+            [state(10, 1, [5, 6], seq_staleness=2), held],
             1,
             4,
             "math",

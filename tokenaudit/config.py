@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
@@ -287,7 +288,8 @@ def task_sizes(config: Config, task_names: Sequence[str]) -> dict[str, int]:
     weights = {name: config.task_policy(name).weight for name in task_names}
     if not weights:
         return {}
-    total = sum(weights.values())
+    # Newer Pythons make sum() more exact than one addition after the other; shares must not depend on that.
+    total = reduce(add, weights.values())
     if total == 0:
         raise ConfigError(_weight_problem("every task has weight 0, so a batch has no groups", weights, "above 0"))
     quotas = {name: batch_size * weight / total for name, weight in weights.items()}

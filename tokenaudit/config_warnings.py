@@ -142,7 +142,7 @@ def _tail_batch_zero(policy: TaskPolicy, interval: int) -> tuple[str, str] | Non
         return None
     return (
         "tail_batch_trigger_size 0 generates expired groups again at once",
-        "upstream changed the meaning of 0 from discard to retry at once: a config from before now spends"
+        "XTuner changed the meaning of 0 from discard to retry at once: a config from before now spends"
         " GPU time on every expired group again; -1 discards",
     )
 

@@ -7,7 +7,7 @@ tokens. Replays of any config work on the digest alone.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ NO_VALUE = -1
 """Code of null in columns of versions, tasks, statuses and sizes."""
 PRIOR_UNKNOWN = -1
 """`prior_len` that must be told from the response's previous put."""
+PRIOR_ASSUMED = -2
+"""`prior_len` that counts as 0 because neither it nor any version of the response is recorded."""
 
 KIND_CODE: dict[EventKind, int] = {kind: code for code, kind in enumerate(KINDS)}
 STATUS_CODE: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
@@ -60,7 +62,8 @@ class Responses(NamedTuple):
         segment: position among the rows of its rollout in its put.
         status: index into `STATUSES`.
         tokens: length.
-        prior_len: leading tokens that earlier puts produced; `PRIOR_UNKNOWN`: see `previous`.
+        prior_len: leading tokens that earlier puts produced; or `PRIOR_UNKNOWN` or
+            `PRIOR_ASSUMED`.
         reward: NaN where unscored.
         agentic: whether it exempts its group from the token rule.
         is_first_put: whether it belongs to its rollout's first put in the log.
@@ -111,6 +114,7 @@ class Digest:
         quarantined_groups: groups dropped because a row of theirs is faulty.
         quarantined_tokens: new tokens in the puts of those groups, as far as their rows tell.
         unscored_rewards: rewards that are not finite and count as unscored.
+        log_row: row of the log, all files together, that each response came from, shape [R]; empty if unknown.
     """
 
     name: str
@@ -123,6 +127,7 @@ class Digest:
     quarantined_groups: int
     quarantined_tokens: int
     unscored_rewards: int
+    log_row: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def content_hash(self) -> str:
         """SHA-256 of what replay reads, whatever files, batches or column types it was stored in."""

@@ -32,6 +32,9 @@ class FaultKind(StrEnum):
     TOO_MANY_VERSIONS = "more versions than tokens"
     TOO_FEW_VERSIONS = "fewer versions than tokens and no model_step"
     MASK_LENGTH = "mask length differs from the response length"
+    BAD_RUN = "version run that can't be"
+    RUNS_LENGTH = "version runs don't add up to the response length"
+    RUNS_BESIDE_TOKENS = "version runs beside token columns"
     NULL_ELEMENT = "null element in a list"
 
 
@@ -48,6 +51,9 @@ HINTS: dict[FaultKind, str] = {
     FaultKind.TOO_MANY_VERSIONS: "response_model_steps has one entry per token of the response, or fewer",
     FaultKind.TOO_FEW_VERSIONS: "record model_step, or try -s timeline.stamp_missing=true for a log without versions",
     FaultKind.MASK_LENGTH: "response_mask has one entry per token of the response; null means all ones",
+    FaultKind.BAD_RUN: "a run has a version of 0 or more and 1 or more tokens, of which 0 to all are trainable",
+    FaultKind.RUNS_LENGTH: "runs cover all tokens of the response",
+    FaultKind.RUNS_BESIDE_TOKENS: "give response_version_runs, or response_model_steps and response_mask, in one row",
     FaultKind.NULL_ELEMENT: "lists hold one number per token; leave out the list instead",
 }
 

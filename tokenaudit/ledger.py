@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenaudit import metrics as m
@@ -19,7 +19,7 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.types import Response, Status, token_count
+from tokenaudit.lifecycle.types import Status, token_count
 from tokenaudit.metrics import Metric, Total
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 
@@ -190,9 +190,9 @@ class _Counter:
 
     def add(self, event: RunEvent) -> None:
         """Count one event."""
-        account = self._account(event.task_name) if not isinstance(event, StepClosed | RunEnded) else None
-        if account is None:
+        if isinstance(event, (StepClosed, RunEnded)):
             return
+        account = self._account(event.task_name)
         if isinstance(event, GroupPut):
             _count_put(account, event)
         elif isinstance(event, GroupTaken):
@@ -282,7 +282,10 @@ def _count_taken(account: Account, event: GroupTaken) -> None:
         staleness_max = age if staleness_max is None or age > staleness_max else staleness_max
         tokens += response.tokens
         trainable += response.trainable_tokens
-        for age, run_trainable in _trainable_by_age(response, newest_age):
+        for model_step, _, run_trainable in response.runs:
+            if not run_trainable:
+                continue
+            age = newest_age - model_step
             if threshold is not None and age >= threshold:
                 stale += run_trainable
             else:
@@ -296,8 +299,3 @@ def _count_taken(account: Account, event: GroupTaken) -> None:
     if staleness_max is not None:
         known = account.counts.get(m.SEQ_STALENESS_MAX, staleness_max)
         account.counts[m.SEQ_STALENESS_MAX] = max(known, staleness_max)
-
-
-def _trainable_by_age(response: Response, newest_age: int) -> Iterator[tuple[int, int]]:
-    """(staleness, trainable tokens) of the runs that have any; `newest_age` is the staleness of version 0."""
-    return ((newest_age - model_step, trainable) for model_step, _, trainable in response.runs if trainable)

@@ -1,10 +1,10 @@
-"""Rollout logs on disk: which files make one log, what they hold, and their rows in bounded batches."""
+"""Rollout logs on disk: which files make one log, and what they hold."""
 
 from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,21 +23,30 @@ from tokenaudit.schema import (
     META_SCHEMA_VERSION,
     META_SOURCE,
     SCHEMA_VERSION,
+    VERSION_RUNS,
     Column,
     ColumnType,
 )
 
-TARGET_BATCH_ELEMENTS = 4_000_000
-"""Elements of list columns that a batch should hold; bounds memory whatever the size of file or row group."""
+TARGET_BATCH_ELEMENTS = 1_000_000
+"""Elements of list columns that a batch should hold; bounds memory whatever the size of file or row group.
+
+Larger batches leave the processor's caches and take fresh memory from the system, which halves the speed.
+"""
 MAX_BATCH_ROWS = 65_536
-MAX_ROW_ELEMENTS = 100_000_000
-"""Mean list elements per row above which a row group is refused: no response is that long, a crafted file is."""
+MAX_ROW_ELEMENTS = 2**24
+"""List elements of a row above which a log is refused: no response is that long, a crafted file is."""
+
+COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
+"""What to do about a damaged file."""
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
 
-_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
-_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
+_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
+_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
+LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
+"""The columns of replay that hold an element per token or per run."""
 
 
 class LogFile(NamedTuple):
@@ -48,12 +57,14 @@ class LogFile(NamedTuple):
         rows: rows in it.
         columns: the columns of the schema that it has.
         batch_rows: rows per batch that keep a batch within `TARGET_BATCH_ELEMENTS`.
+        metadata: its footer.
     """
 
     path: Path
     rows: int
     columns: tuple[str, ...]
     batch_rows: int
+    metadata: pq.FileMetaData
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,40 +161,6 @@ def log_files(paths: Sequence[Path]) -> list[Path]:
     return [file for path in paths for file in _expand(path)[0]]
 
 
-def read_batches(
-    log: Log, columns: Sequence[str], on_progress: Callable[[int], None] | None = None
-) -> Iterator[LogBatch]:
-    """Stream the rows of a log.
-
-    Args:
-        log: an opened log.
-        columns: names of the columns to read; those a file lacks are left out of its batches.
-        on_progress: called with the number of rows read so far.
-
-    Raises:
-        LogError: a file is damaged behind its footer, or vanished.
-    """
-    rows_done = 0
-    for file in log.files:
-        wanted = [name for name in columns if name in file.columns]
-        first_row = 0
-        try:
-            with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
-                for batch in parquet.iter_batches(batch_size=file.batch_rows, columns=wanted):
-                    arrays = {name: batch.column(name) for name in wanted}
-                    yield LogBatch(file.path, first_row, arrays, batch.num_rows)
-                    first_row += batch.num_rows
-                    rows_done += batch.num_rows
-                    if on_progress is not None:
-                        on_progress(rows_done)
-        except (pa.ArrowException, OSError) as error:
-            where = f"{file.path}, behind row {first_row}"
-            raise LogError(Problem(f"damaged Parquet file: {_first_line(error)}", where, _COPY_AGAIN)) from error
-
-
-_COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
-
-
 def _expand(path: Path) -> tuple[list[Path], Problem | None]:
     """The files behind one path argument, or why there are none."""
     text = str(path)
@@ -218,40 +195,42 @@ def _open_file(path: Path, problems: list[Problem]) -> tuple[LogFile, list[str],
     try:
         size = path.stat().st_size
         if size == 0:
-            problems.append(Problem("empty file (0 bytes)", str(path), _COPY_AGAIN))
+            problems.append(Problem("empty file (0 bytes)", str(path), COPY_AGAIN))
             return None
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema = parquet.schema_arrow
-            metadata = _text_metadata(parquet.metadata.metadata)
-            rows = parquet.metadata.num_rows
+            footer = parquet.metadata
+            metadata = _text_metadata(footer.metadata)
+            rows = footer.num_rows
             before = len(problems)
             problems.extend(_schema_problems(path, schema, metadata))
-            batch_rows = _batch_rows(path, parquet.metadata, problems)
+            batch_rows = _batch_rows(path, footer, problems)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problems.append(_unreadable(path, error))
         return None
     if len(problems) > before:
         return None
     columns = tuple(name for name in COLUMN_BY_NAME if name in schema.names)
-    return LogFile(path, rows, columns, batch_rows), schema.names, metadata
+    return LogFile(path, rows, columns, batch_rows, footer), schema.names, metadata
 
 
 def _unreadable(path: Path, error: Exception) -> Problem:
     if isinstance(error, PermissionError):
         return Problem("no permission to read the file", str(path), "check its owner and mode")
     if isinstance(error, UnicodeDecodeError):
-        return Problem("its metadata isn't UTF-8 text", str(path), _COPY_AGAIN)
+        return Problem("its metadata isn't UTF-8 text", str(path), COPY_AGAIN)
     try:
         with path.open("rb") as file:
             begins_well = file.read(4) == b"PAR1"
     except OSError:
         begins_well = False
     if begins_well:
-        return Problem(f"truncated or damaged Parquet file: {_first_line(error)}", str(path), _COPY_AGAIN)
+        return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
     return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -321,14 +300,13 @@ def _misspelled(present: set[str], unknown: dict[str, None]) -> Iterator[str]:
 
 def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) -> int:
     """Rows per batch that keep the list columns of every row group within the target."""
-    list_columns = {column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed}
     most = 0
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         rows = max(group.num_rows, 1)
         for position in range(group.num_columns):
             chunk = group.column(position)
-            if chunk.path_in_schema.split(".")[0] in list_columns:
+            if chunk.path_in_schema.split(".")[0] in LIST_COLUMNS:
                 most = max(most, -(-chunk.num_values // rows))
     if most > MAX_ROW_ELEMENTS:
         what = f"a row group has {most} list elements per row on average"

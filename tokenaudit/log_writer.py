@@ -14,17 +14,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.runs import MISSING_VERSION, version_runs
-from tokenaudit.schema import COLUMNS, META_CONFIG, META_LIMITS, META_SCHEMA_VERSION, META_SOURCE, SCHEMA_VERSION
+from tokenaudit.schema import (
+    COLUMNS,
+    META_CONFIG,
+    META_LIMITS,
+    META_SCHEMA_VERSION,
+    META_SOURCE,
+    RUN_FIELDS,
+    SCHEMA_VERSION,
+    VERSION_RUNS,
+)
 
 Row = dict[str, Any]
 """Values by column; what is absent is null. Lists are one-dimensional numpy arrays."""
 
-VERSION_RUNS = "response_version_runs"
-"""The column that stands in place of the two token columns: runs of tokens of one version."""
 TOKEN_COLUMNS = ("response_ids", "response_model_steps", "response_mask", "logprobs", "train_logprobs")
 """Columns with one entry per token."""
 
-_RUN = pa.struct([("model_step", pa.int32()), ("tokens", pa.int32()), ("trainable", pa.int32())])
+_RUN = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
 _TYPES: dict[str, pa.DataType] = {
     "event": pa.string(),
     "event_id": pa.int64(),
@@ -41,6 +48,7 @@ _TYPES: dict[str, pa.DataType] = {
     "reward": pa.float64(),
     "finish_reason": pa.string(),
     "version_precision": pa.string(),
+    VERSION_RUNS: pa.list_(_RUN),
     "generate_time_us": pa.int64(),
     "time_us": pa.int64(),
 }
@@ -64,12 +72,9 @@ def log_metadata(config_json: str | None, source: str, limits: Sequence[str] = (
 
 def log_schema(*, token_columns: bool) -> pa.Schema:
     """Columns of a written log: with token columns, or with version runs in their place."""
-    names = [column.name for column in COLUMNS if token_columns or column.name not in TOKEN_COLUMNS]
-    names = [name for name in names if name != VERSION_RUNS or not token_columns]
-    if not token_columns and VERSION_RUNS not in names:
-        names.append(VERSION_RUNS)
-    types = _TYPES | {VERSION_RUNS: pa.list_(_RUN)}
-    return pa.schema([(name, types.get(name, pa.int32())) for name in names])
+    left_out = (VERSION_RUNS,) if token_columns else TOKEN_COLUMNS
+    names = [column.name for column in COLUMNS if column.name not in left_out]
+    return pa.schema([(name, _TYPES.get(name, pa.int32())) for name in names])
 
 
 def log_table(rows: Sequence[Row], *, token_columns: bool, metadata: Mapping[str, str]) -> pa.Table:

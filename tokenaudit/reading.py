@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit import columns as col
+from tokenaudit.batches import map_batches, read_batches
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import (
     KIND_CODE,
@@ -21,7 +22,7 @@ from tokenaudit.digest import (
 )
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.faults import Faults
-from tokenaudit.log import Log, read_batches
+from tokenaudit.log import Log
 from tokenaudit.rows import CheckedRows, Columns, RowChecker, kind_code
 from tokenaudit.schema import COLUMNS, EventKind
 
@@ -30,6 +31,9 @@ _SAMPLE = KIND_CODE[EventKind.SAMPLE]
 
 MAX_TASKS = 1_000
 """Tasks a log may have; every step row holds every metric for each of them."""
+
+_AHEAD_BYTES = 64 << 20
+"""Bytes of checked rows that may wait for the rows before them."""
 
 Group = tuple[int, int]
 """(task code, group id)"""
@@ -68,9 +72,18 @@ def read_digest(
         names.remove("response_ids")
     checker = RowChecker(allow_missing_versions=allow_missing_versions, compare_ids=compare_ids)
     gathered = _Gathered(quarantine)
-    for batch in read_batches(log, names, on_progress):
-        if batch.rows:
-            gathered.add(checker.check(batch))
+    prepared = map_batches(
+        log,
+        names,
+        checker.prepare,
+        rows_of=lambda rows: len(rows.faults.is_faulty),
+        weigh=lambda rows: rows.nbytes,
+        limit=_AHEAD_BYTES,
+        on_progress=on_progress,
+    )
+    for rows in prepared:
+        if len(rows.faults.is_faulty):
+            gathered.add(checker.follow(rows))
     gathered.raise_faults()
     return gathered.digest(log, checker)
 
@@ -102,10 +115,13 @@ class _Gathered:
         self._faulty_groups: dict[Group, None] = {}
         self._faulty_tokens = 0
         self._parts: list[_Tables] = []
+        self._rows = 0
 
     def add(self, rows: CheckedRows) -> None:
         """Gather the next batch."""
         is_faulty = rows.faults.is_faulty
+        rows.responses["log_row"] = np.arange(self._rows, self._rows + len(is_faulty))
+        self._rows += len(is_faulty)
         if rows.faults.counts:
             self._faults.extend(rows.faults)
             self._note_groups(rows)
@@ -168,6 +184,7 @@ class _Gathered:
             quarantined_groups=len(self._faulty_groups),
             quarantined_tokens=quarantined_tokens,
             unscored_rewards=checker.unscored_rewards,
+            log_row=tables.responses["log_row"],
         )
 
 

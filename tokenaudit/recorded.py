@@ -10,7 +10,7 @@ import numpy as np
 from tokenaudit.digest import PRIOR_UNKNOWN, STATUSES, Digest
 from tokenaudit.lifecycle.staleness import live_version
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
-from tokenaudit.runs import MISSING_VERSION, Int32s
+from tokenaudit.runs import MISSING_VERSION, Int32s, is_prefix
 from tokenaudit.token_ids import SAME, UNKNOWN
 
 Held = Mapping[tuple[int, int], int]
@@ -67,12 +67,35 @@ class RecordedPuts:
         A response of which less is held than the log continued from is regenerated whole, with the version of
         this put.
         """
-        put = self._rows(event)
+        digest = self._digest
+        columns = digest.responses
+        first, last = self._span(event)
+        offsets = columns.first_run[first : last + 1].tolist()
+        runs_of_put = self._runs(offsets[0], offsets[-1])
+        rows = zip(
+            columns.rollout_id[first:last].tolist(),
+            columns.segment[first:last].tolist(),
+            columns.status[first:last].tolist(),
+            columns.prior_len[first:last].tolist(),
+            columns.reward[first:last].tolist(),
+            columns.agentic[first:last].tolist(),
+            columns.is_first_put[first:last].tolist(),
+            offsets[1:],
+            strict=True,
+        )
         responses: list[Response] = []
         carried_in = restarted = restarted_by_log = regenerated = 0
-        for row, rollout_id, segment, status, runs, is_first in put:
-            tokens_held = held.get((rollout_id, segment), 0)
-            prior_len = self._prior_len(row, tokens_held)
+        low = 0
+        for row, (rollout_id, segment, code, prior_len, reward, agentic, is_first, end) in enumerate(rows, first):
+            status = STATUSES[code]
+            high = end - offsets[0]
+            runs = tuple(runs_of_put[low:high])
+            low = high
+            tokens_held = held.get((rollout_id, segment), 0) if held else 0
+            if prior_len == PRIOR_UNKNOWN:
+                prior_len = self._told_prior_len(row, tokens_held)
+            elif prior_len < 0:
+                prior_len = 0
             if is_first:
                 carried_in += prior_len
             elif tokens_held >= prior_len:
@@ -84,7 +107,18 @@ class RecordedPuts:
                 regenerated += prior_len
                 prior_len = 0
                 runs = self._regenerated(event, runs)
-            responses.append(self._response(row, rollout_id, segment, status, runs, prior_len))
+            responses.append(
+                Response(
+                    rollout_id,
+                    status,
+                    runs,
+                    prior_len=prior_len,
+                    segment=segment,
+                    agentic=agentic,
+                    reward=None if reward != reward else reward,
+                    row=row,
+                )
+            )
         return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)
 
     def new_tokens(self, event: int, held: Held) -> int:
@@ -101,13 +135,10 @@ class RecordedPuts:
         first_response = self._digest.events.first_response
         return int(first_response[event]), int(first_response[event + 1])
 
-    def _rows(self, event: int) -> list[tuple[int, int, int, Status, tuple[VersionRun, ...], bool]]:
-        """(row, rollout_id, segment, status, runs, is_first_put) of every response of a put."""
-        first, last = self._span(event)
-        responses, runs = self._digest.responses, self._digest.runs
-        offsets = responses.first_run[first : last + 1].tolist()
-        begin, end = offsets[0], offsets[-1]
-        triples = list(
+    def _runs(self, begin: int, end: int) -> list[VersionRun]:
+        """Some runs under this timeline."""
+        runs = self._digest.runs
+        return list(
             zip(
                 self._live[begin:end].tolist(),
                 runs.tokens[begin:end].tolist(),
@@ -115,52 +146,15 @@ class RecordedPuts:
                 strict=True,
             )
         )
-        columns = zip(
-            range(first, last),
-            responses.rollout_id[first:last].tolist(),
-            responses.segment[first:last].tolist(),
-            responses.status[first:last].tolist(),
-            offsets,
-            offsets[1:],
-            responses.is_first_put[first:last].tolist(),
-            strict=False,
-        )
-        return [
-            (row, rollout_id, segment, STATUSES[status], tuple(triples[low - begin : high - begin]), is_first)
-            for row, rollout_id, segment, status, low, high, is_first in columns
-        ]
-
-    def _response(
-        self,
-        row: int,
-        rollout_id: int,
-        segment: int,
-        status: Status,
-        runs: tuple[VersionRun, ...],
-        prior_len: int,
-    ) -> Response:
-        responses = self._digest.responses
-        reward = float(responses.reward[row])
-        return Response(
-            rollout_id,
-            status,
-            runs,
-            prior_len=prior_len,
-            segment=segment,
-            agentic=bool(responses.agentic[row]),
-            reward=None if reward != reward else reward,
-        )
 
     def _prior_len(self, row: int, tokens_held: int) -> int:
-        """Leading tokens that earlier puts produced: recorded, or told from the response's put before.
+        """Leading tokens that earlier puts produced: recorded, or told from the response's put before."""
+        recorded = int(self._digest.responses.prior_len[row])
+        return self._told_prior_len(row, tokens_held) if recorded == PRIOR_UNKNOWN else max(recorded, 0)
 
-        A response rolled again by the same version looks like one put again unchanged; what is held tells them
-        apart.
-        """
+    def _told_prior_len(self, row: int, tokens_held: int) -> int:
+        """A response rolled again by the same version looks like one put again unchanged; what is held tells."""
         responses = self._digest.responses
-        recorded = int(responses.prior_len[row])
-        if recorded != PRIOR_UNKNOWN:
-            return recorded
         previous = int(responses.previous[row])
         if previous < 0 or not self._continues(previous, row):
             return 0
@@ -170,7 +164,7 @@ class RecordedPuts:
         verdict = int(self._digest.responses.continues_ids[row])
         if verdict != UNKNOWN:
             return verdict == SAME
-        return _is_prefix(self._stamped_runs(previous), self._stamped_runs(row))
+        return is_prefix(self._stamped_runs(previous), self._stamped_runs(row))
 
     def _stamped_runs(self, row: int) -> list[tuple[int, int]]:
         """(version, tokens) of a response's runs before any resync."""
@@ -201,23 +195,3 @@ def _stamped(digest: Digest, sync_weights_interval: int) -> Int32s:
     stamped = recorded.copy()
     stamped[missing] = trained // sync_weights_interval * sync_weights_interval
     return stamped
-
-
-def _is_prefix(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> bool:
-    """Whether the versions of one response begin with those of another; runs may split one version."""
-    position = left = 0
-    version = None
-    for wanted, tokens in earlier:
-        while tokens:
-            if left == 0:
-                if position == len(later):
-                    return False
-                version, left = later[position]
-                position += 1
-                continue
-            if version != wanted:
-                return False
-            step = min(left, tokens)
-            tokens -= step
-            left -= step
-    return True

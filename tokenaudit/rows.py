@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from tokenaudit import columns as col
 from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_UNKNOWN, STATUS_CODE
+from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, STATUS_CODE
 from tokenaudit.faults import BatchFaults, FaultKind
+from tokenaudit.given_runs import GivenRuns, check_runs, given_runs, with_given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
-from tokenaudit.runs import MISSING_VERSION, Runs, version_runs
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.runs import MISSING_VERSION, Runs, run_heads, version_runs
+from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 from tokenaudit.token_ids import UNKNOWN, PrefixMemory
 
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -59,6 +60,30 @@ def _status_code(text: str | None) -> int:
         return STATUS_CODE[Status(text)]
     except ValueError:
         return _UNKNOWN_CODE
+
+
+class PreparedRows(NamedTuple):
+    """One batch, checked and reduced as far as its own rows tell.
+
+    Attributes:
+        events: the event columns of all rows; `task` holds indices into `task_names`.
+        task_names: task names in the batch.
+        responses: the response columns of all rows but `continues_ids`.
+        runs: version runs of the put rows that were faultless so far, in order.
+        faults: what is wrong so far.
+        unscored_rewards: rewards of puts that are infinite.
+        ids: token ids where they are compared.
+        nbytes: about what all this takes in memory.
+    """
+
+    events: Columns
+    task_names: tuple[str, ...]
+    responses: Columns
+    runs: Runs
+    faults: BatchFaults
+    unscored_rewards: int
+    ids: Lists | None
+    nbytes: int
 
 
 class CheckedRows(NamedTuple):
@@ -103,25 +128,52 @@ class RowChecker:
 
     def check(self, batch: LogBatch) -> CheckedRows:
         """Check the next rows, at least one."""
+        return self.follow(self.prepare(batch))
+
+    def prepare(self, batch: LogBatch) -> PreparedRows:
+        """What rows tell by themselves, at least one row; nothing is remembered, so threads may call it."""
         faults = BatchFaults(batch.path, batch.first_row, batch.rows)
-        rows = self._event_columns(batch, faults)
-        groups_before = self._check_order(rows, faults)
-        responses, runs = self._response_columns(batch, rows, faults)
+        names: dict[str, int] = {}
+        rows = self._event_columns(batch, faults, names)
+        responses, runs, unscored_rewards = self._response_columns(batch, rows, faults)
         del rows["rollout_id"], rows["status"]
+        ids = col.lists(batch.columns.get("response_ids"), batch.rows) if self._compare_ids else None
+        arrays = [*rows.values(), *responses.values(), *runs, *(ids or ())]
+        nbytes = sum(array.nbytes for array in arrays)
+        return PreparedRows(rows, tuple(names), responses, runs, faults, unscored_rewards, ids, nbytes)
+
+    def follow(self, prepared: PreparedRows) -> CheckedRows:
+        """Check how the next prepared rows follow those before; batches come in the order of the log."""
+        rows, responses, runs, faults = prepared.events, prepared.responses, prepared.runs, prepared.faults
+        self.unscored_rewards += prepared.unscored_rewards
+        codes = [self.task_codes.setdefault(name, len(self.task_codes)) for name in prepared.task_names]
+        rows["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[rows["task"]]
+        was_faulty = faults.is_faulty.copy()
+        groups_before = self._check_order(rows, faults)
+        is_put = rows["kind"] == _PUT
+        responses["continues_ids"] = self._continues_ids(prepared.ids, rows, responses, is_put)
+        newly_faulty = faults.is_faulty & ~was_faulty
+        if newly_faulty.any():
+            runs = _without_rows(runs, newly_faulty[is_put & ~was_faulty])
+            responses["run_count"][newly_faulty] = 0
         return CheckedRows(rows, responses, runs, faults, groups_before)
 
-    def _task_code(self, text: str | None) -> int:
-        return self.task_codes.setdefault(DEFAULT_TASK if text is None else text, len(self.task_codes))
+    def _event_columns(self, batch: LogBatch, faults: BatchFaults, names: dict[str, int]) -> Columns:
+        """The columns that say what happens, checked; `_ABSENT` where a needed value is null.
 
-    def _event_columns(self, batch: LogBatch, faults: BatchFaults) -> Columns:
-        """The columns that say what happens, checked; `_ABSENT` where a needed value is null."""
+        `names` gets the task names; the column `task` holds their indices.
+        """
         count = batch.rows
+
+        def task_code(text: str | None) -> int:
+            return names.setdefault(DEFAULT_TASK if text is None else text, len(names))
+
         kind = col.text_codes(batch.columns.get("event"), count, kind_code)
         status = col.text_codes(batch.columns.get("status"), count, _status_code)
         rows: Columns = {"kind": kind, "status": status}
         for name in ("event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size"):
             rows[name] = col.integers(batch.columns.get(name), count, fill=_ABSENT)
-        rows["task"] = col.text_codes(batch.columns.get("task_name"), count, self._task_code)
+        rows["task"] = col.text_codes(batch.columns.get("task_name"), count, task_code)
         self._check_needed(rows, faults)
 
         def name_value(name: str) -> Callable[[int], str]:
@@ -192,30 +244,41 @@ class RowChecker:
                     mixed_up[(int(joined["task"][row]), int(joined["group_id"][row]))] = None
         return tuple(mixed_up)
 
-    def _response_columns(self, batch: LogBatch, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs]:
-        """The columns of put rows, checked, and the version runs of the faultless ones."""
+    def _response_columns(self, batch: LogBatch, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs, int]:
+        """The columns of put rows, checked, the version runs of the faultless ones, and their infinite rewards."""
         count = batch.rows
         is_put = rows["kind"] == _PUT
         versions = col.lists(batch.columns.get("response_model_steps"), count)
         mask = col.lists(batch.columns.get("response_mask"), count)
-        self._check_elements(versions, mask, is_put, faults)
-        tokens = self._lengths(batch, versions, is_put, faults)
+        heads = run_heads(versions.values, versions.lengths)
+        self._check_elements(versions, mask, versions.values[heads], is_put, faults)
+        given = given_runs(batch.columns.get(VERSION_RUNS), count)
+        tokens = self._lengths(batch, versions, given, is_put, faults)
         known = is_put & (tokens >= 0)
         model_step = rows["model_step"]
-        self._check_counts(tokens, versions, mask, model_step, known, faults)
-        prior_len = self._prior_len(batch, tokens, versions, known, faults)
+        by_token = np.ones(count, dtype=np.bool_)
+        if given is not None:
+            by_token = ~given.has_runs
+            allowed = self._allow_missing_versions
+            check_runs(given, versions, mask, tokens, is_put, faults, allow_missing_versions=allowed)
+        self._check_counts(tokens, versions, mask, model_step, known & by_token, faults)
+        prior_len = self._prior_len(batch, tokens, versions, known, by_token, faults)
         reward = col.reals(batch.columns.get("reward"), count)
         is_scored = np.abs(reward) <= _LARGEST_REWARD
-        self.unscored_rewards += int((is_put & ~is_scored & _is_present(batch.columns.get("reward"), count)).sum())
+        unscored_rewards = int((is_put & ~is_scored & _is_present(batch.columns.get("reward"), count)).sum())
         good = is_put & ~faults.is_faulty
+        told = good & by_token
         reduced = version_runs(
-            tokens[good],
-            _rows_of(versions, good),
-            versions.lengths[good],
-            np.where(model_step[good] >= 0, model_step[good], MISSING_VERSION),
-            _rows_of(mask, good),
-            mask.lengths[good],
+            tokens[told],
+            _rows_of(versions, told),
+            versions.lengths[told],
+            np.where(model_step[told] >= 0, model_step[told], MISSING_VERSION),
+            _rows_of(mask, told),
+            mask.lengths[told],
+            None if versions.lengths[~told].any() else heads,
         )
+        if given is not None:
+            reduced = with_given_runs(given, good, reduced)
         run_count = np.zeros(count, dtype=np.int64)
         run_count[good] = reduced.counts
         responses: Columns = {
@@ -225,20 +288,21 @@ class RowChecker:
             "prior_len": prior_len,
             "reward": np.where(is_scored, reward, np.nan),
             "agentic": col.flags(batch.columns.get("agentic"), count),
-            "continues_ids": self._continues_ids(batch, rows, tokens, is_put),
             "run_count": run_count,
         }
-        return responses, reduced
+        return responses, reduced, unscored_rewards
 
     @staticmethod
-    def _check_elements(versions: Lists, mask: Lists, is_put: Bools, faults: BatchFaults) -> None:
+    def _check_elements(
+        versions: Lists, mask: Lists, head_versions: np.ndarray[Any, Any], is_put: Bools, faults: BatchFaults
+    ) -> None:
         for name, column in (("response_model_steps", versions), ("response_mask", mask)):
             holds_null = np.zeros(len(is_put), dtype=np.bool_)
             holds_null[column.null_element_rows] = True
             faults.add(FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null")
-        values = versions.values
-        if len(values) == 0 or (values.min() >= 0 and values.max() <= _INT32_MAX):
+        if len(head_versions) == 0 or (head_versions.min() >= 0 and head_versions.max() <= _INT32_MAX):
             return
+        values = versions.values
         owner = np.repeat(np.arange(len(is_put)), versions.lengths)
         for kind, wrong in (
             (FaultKind.NEGATIVE_VALUE, values < 0),
@@ -254,13 +318,15 @@ class RowChecker:
                 lambda row, first=first: f"response_model_steps holds the version {first[row]}",
             )
 
-    def _lengths(self, batch: LogBatch, versions: Lists, is_put: Bools, faults: BatchFaults) -> Int64s:
-        """Tokens per response: response_len, else the ids, else the versions; -1 where a put tells none."""
+    def _lengths(
+        self, batch: LogBatch, versions: Lists, given: GivenRuns | None, is_put: Bools, faults: BatchFaults
+    ) -> Int64s:
+        """Tokens per response: response_len, else the ids, else versions or runs; -1 where a put tells none."""
         recorded = col.integers(batch.columns.get("response_len"), batch.rows, fill=_ABSENT)
         present = recorded != _ABSENT
         _check_range(recorded, "response_len", is_put & present, faults)
         from_ids = col.list_lengths(batch.columns.get("response_ids"), batch.rows)
-        from_versions = np.where(versions.is_null, -1, versions.lengths)
+        from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
         tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
         faults.add(
             FaultKind.NO_LENGTH,
@@ -299,7 +365,15 @@ class RowChecker:
             lambda row: f"{mask.lengths[row]} mask entries for {tokens[row]} tokens",
         )
 
-    def _prior_len(self, batch: LogBatch, tokens: Int64s, versions: Lists, known: Bools, faults: BatchFaults) -> Int64s:
+    def _prior_len(
+        self,
+        batch: LogBatch,
+        tokens: Int64s,
+        versions: Lists,
+        known: Bools,
+        by_token: Bools,
+        faults: BatchFaults,
+    ) -> Int64s:
         """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
         recorded = col.integers(batch.columns.get("prior_len"), batch.rows, fill=_ABSENT)
         present = known & (recorded != _ABSENT)
@@ -310,23 +384,24 @@ class RowChecker:
             present & (recorded > tokens),
             lambda row: f"prior_len is {recorded[row]} for {tokens[row]} tokens",
         )
-        told = np.where(versions.lengths < tokens, versions.lengths, PRIOR_UNKNOWN)
+        prefix = np.where(versions.is_null, PRIOR_ASSUMED, versions.lengths)
+        told = np.where(by_token & (versions.lengths < tokens), prefix, PRIOR_UNKNOWN)
         return np.where(present, recorded, told)
 
-    def _continues_ids(self, batch: LogBatch, rows: Columns, tokens: Int64s, is_put: Bools) -> np.ndarray[Any, Any]:
+    def _continues_ids(
+        self, ids: Lists | None, rows: Columns, responses: Columns, is_put: Bools
+    ) -> np.ndarray[Any, Any]:
         """Whether each put continues the token ids of its response's previous put."""
-        verdicts = np.full(batch.rows, UNKNOWN, dtype=np.int8)
-        ids = batch.columns.get("response_ids")
-        if not self._compare_ids:
+        verdicts = np.full(len(is_put), UNKNOWN, dtype=np.int8)
+        if ids is None:
             return verdicts
-        flat = col.lists(ids, batch.rows)
-        has_ids = ~flat.is_null & (flat.lengths == tokens)
-        has_ids[flat.null_element_rows] = False
-        of_puts = Lists(_rows_of(flat, is_put), flat.lengths[is_put], flat.is_null[is_put], flat.null_element_rows)
+        has_ids = ~ids.is_null & (ids.lengths == responses["tokens"])
+        has_ids[ids.null_element_rows] = False
+        of_puts = Lists(_rows_of(ids, is_put), ids.lengths[is_put], ids.is_null[is_put], ids.null_element_rows)
         verdicts[is_put] = self._prefixes.verdicts(
             rows["event_id"][is_put],
             rows["task"][is_put],
-            rows["rollout_id"][is_put],
+            responses["rollout_id"][is_put],
             has_ids[is_put],
             of_puts,
         )
@@ -338,6 +413,12 @@ def _rows_of(lists: Lists, where: Bools) -> np.ndarray[Any, Any]:
     if not lists.lengths[~where].any():
         return lists.values
     return lists.values[np.repeat(where, lists.lengths)]
+
+
+def _without_rows(runs: Runs, dropped: Bools) -> Runs:
+    """The runs of the responses that aren't dropped, given as bools of shape [R]."""
+    kept = np.repeat(~dropped, runs.counts)
+    return Runs(runs.counts[~dropped], runs.model_step[kept], runs.tokens[kept], runs.trainable[kept])
 
 
 def _check_range(values: Int64s, name: str, where: Bools, faults: BatchFaults) -> None:

@@ -40,6 +40,7 @@ def version_runs(
     model_step: Int64s,
     mask: np.ndarray[Any, Any],
     mask_counts: Int64s,
+    heads: Int64s | None = None,
 ) -> Runs:
     """Reduce R responses to version runs.
 
@@ -50,9 +51,11 @@ def version_runs(
         model_step: version of the tokens behind the recorded ones, shape [R].
         mask: semantic masks of all responses that have one, one after the other.
         mask_counts: entries of the mask per response, shape [R]: `lengths`, or 0 where there is no mask.
+        heads: `run_heads` of the versions, if they are known.
     """
     responses = len(lengths)
-    heads = _run_heads(versions, version_counts)
+    if heads is None:
+        heads = run_heads(versions, version_counts)
     starts = np.cumsum(version_counts) - version_counts
     owner = np.searchsorted(starts, heads, side="right") - 1
     recorded_version = versions[heads].astype(np.int32)
@@ -89,8 +92,13 @@ def version_runs(
     return Runs(counts, run_version, run_tokens.astype(np.int32), trainable)
 
 
-def _run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s:
-    """Positions at which a run begins: where the version changes, and where a response begins."""
+def run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s:
+    """Positions at which a run begins: where the version changes, and where a response begins.
+
+    Args:
+        versions: recorded versions of all responses, one after the other.
+        version_counts: recorded versions per response, shape [R].
+    """
     if len(versions) == 0:
         return np.zeros(0, dtype=np.int64)
     is_head = np.empty(len(versions), dtype=np.bool_)
@@ -101,6 +109,28 @@ def _run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s
 
 
 def _as_bytes(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The mask as 0 and 1 in one byte each, without a copy where it is bool already."""
+    """The mask as 0 and 1 in one byte each, without a copy where it is that already."""
+    if mask.dtype in (np.int8, np.uint8) and mask.view(np.uint8).max(initial=0) <= 1:
+        return mask.view(np.uint8)
     flags = mask if mask.dtype == np.bool_ else mask != 0
     return flags.view(np.uint8)
+
+
+def is_prefix(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> bool:
+    """Whether the versions of one response begin with those of another; runs may split one version."""
+    position = left = 0
+    version = None
+    for wanted, tokens in earlier:
+        while tokens:
+            if left == 0:
+                if position == len(later):
+                    return False
+                version, left = later[position]
+                position += 1
+                continue
+            if version != wanted:
+                return False
+            step = min(left, tokens)
+            tokens -= step
+            left -= step
+    return True

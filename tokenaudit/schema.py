@@ -17,6 +17,11 @@ META_SOURCE = "tokenaudit.source"
 META_LIMITS = "tokenaudit.limits"
 """JSON list of sentences: what the log's source leaves out, and which questions it therefore can't answer."""
 
+VERSION_RUNS = "response_version_runs"
+"""The column that stores version runs in place of a version and a mask entry per token."""
+RUN_FIELDS = ("model_step", "tokens", "trainable")
+"""The fields of a version run."""
+
 DEFAULT_TASK = "default"
 """The task of rows that name none."""
 
@@ -43,6 +48,7 @@ class ColumnType(Enum):
     INTEGER = "any integer type"
     INTEGER_LIST = "list of any integer type"
     MASK_LIST = "list of bool or of any integer type"
+    RUN_LIST = "list of structs of integers `model_step`, `tokens`, `trainable`"
     FLAG = "bool"
     REAL = "any float or integer type"
     REAL_LIST = "list of any float type"
@@ -146,6 +152,12 @@ COLUMNS: tuple[Column, ...] = (
         "how well the source tells versions: `exact` (default), `segment`, `span`, `start` or `none`",
     ),
     _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
+    _read(
+        VERSION_RUNS,
+        ColumnType.RUN_LIST,
+        _PUT,
+        "instead of the two columns above: consecutive tokens of one version, and how many of them are in the loss",
+    ),
     _read("agentic", ColumnType.FLAG, _PUT, "agentic response; it exempts its whole group from the token rule"),
     _read("reward", ColumnType.REAL, _PUT, "null or not finite: unscored"),
     _read("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task"),

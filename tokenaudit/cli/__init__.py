@@ -14,9 +14,11 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.compact import compact
 from tokenaudit.cli.import_ import import_
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
+from tokenaudit.cli.mask import mask
 from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
 from tokenaudit.errors import TokenauditError
@@ -38,6 +40,8 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
     replay
 )
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
+app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
+app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(compact)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
 app.command("import", epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet")(import_)

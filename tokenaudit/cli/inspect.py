@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import LogPaths, OverviewFormat, QuietOption, VerboseOption
+from tokenaudit.cli.options import CacheOption, LogPaths, OverviewFormat, QuietOption, VerboseOption, digest_cache
 
 
 def inspect(
@@ -16,6 +16,7 @@ def inspect(
     format_: Annotated[
         OverviewFormat, typer.Option("--format", help="Format of standard output.")
     ] = OverviewFormat.TABLE,
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -30,7 +31,9 @@ def inspect(
     with streams.progress() as bar:
         label = f"reading {opened.name}"
         on_progress = (lambda done: bar.update(label, done, opened.rows)) if bar else None
-        digest = read_digest(opened, quarantine=True, allow_missing_versions=True, on_progress=on_progress)
+        kept = digest_cache(cache)
+        read = read_digest if kept is None else kept.read_digest
+        digest = read(opened, quarantine=True, allow_missing_versions=True, on_progress=on_progress)
     view = overview(opened, digest)
     if format_ is OverviewFormat.JSON:
         streams.write_result(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")

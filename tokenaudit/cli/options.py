@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenaudit.cli import streams
+from tokenaudit.errors import Problem, UsageError
+from tokenaudit.run_events import TimelineKind
+
+if TYPE_CHECKING:
+    from tokenaudit.cache import DigestCache
 
 
 class Format(StrEnum):
@@ -50,9 +56,23 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override one config value; repeatable."),
 ]
+TimelineOption = Annotated[
+    TimelineKind | None,
+    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
+]
 IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
 QuarantineOption = Annotated[
     bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        envvar="TOKENAUDIT_CACHE",
+        show_default=False,
+        help="Keep digests of logs in this folder; the next command on the same log doesn't read its tokens again.",
+    ),
 ]
 OutputOption = Annotated[
     list[Path] | None,
@@ -71,3 +91,29 @@ QuietOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")
 ]
+
+
+def step_range(option: str, text: str) -> tuple[int, int]:
+    """First and last step of A..B, or of A alone.
+
+    Args:
+        option: name of the option, for the message.
+        text: what was given.
+
+    Raises:
+        UsageError: it is no range.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text, flags=re.ASCII)
+    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+        hint = "write A..B with A not above B, such as 10..20"
+        raise UsageError(Problem(f"{option} {text!r} is no range", None, hint))
+    return int(match[1]), int(match[2] or match[1])
+
+
+def digest_cache(folder: Path | None) -> DigestCache | None:
+    """The cache in a folder, with its notes on standard error; None without a folder."""
+    if folder is None:
+        return None
+    from tokenaudit.cache import DigestCache
+
+    return DigestCache(folder, streams.note)

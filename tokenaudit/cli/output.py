@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.files import replacing
 from tokenaudit.log import log_files
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.result import Result, result_to_json
@@ -104,22 +103,5 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the file can't be written.
     """
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise UsageError(
-            Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
-        ) from error
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+    with replacing(path) as file:
+        file.write(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     Format,
     IsolatedOption,
@@ -18,7 +18,10 @@ from tokenaudit.cli.options import (
     QuarantineOption,
     QuietOption,
     SetOption,
+    TimelineOption,
     VerboseOption,
+    digest_cache,
+    step_range,
 )
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.run_events import TimelineKind
@@ -31,13 +34,7 @@ def replay(
     log: LogPaths,
     config: ConfigOption = None,
     set_: SetOption = None,
-    timeline: Annotated[
-        TimelineKind | None,
-        typer.Option(
-            show_default=False,
-            help="Where refreshes and takes come from. Default: the log, if it has them.",
-        ),
-    ] = None,
+    timeline: TimelineOption = None,
     by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
     steps: Annotated[
         str | None,
@@ -48,6 +45,7 @@ def replay(
     output: OutputOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
+    cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -59,7 +57,7 @@ def replay(
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.result import select_steps
 
-    selected = _step_range(steps)
+    selected = None if steps is None else step_range("--steps", steps)
     outputs = output or []
     check_outputs(outputs, log)
     if any(path.suffix.lower() == ".json" for path in log):
@@ -73,7 +71,7 @@ def replay(
         }
         result = _saved_result(log, [name for name, value in replaying.items() if value])
     else:
-        result = _replayed(log, config, set_ or [], timeline, quarantine, isolated, groups)
+        result = _replayed(log, config, set_ or [], timeline, quarantine, isolated, groups, cache)
     for notice in result.warnings:
         streams.show_warning(notice.message, notice.cost)
     if selected is not None:
@@ -82,7 +80,8 @@ def replay(
             raise UsageError(
                 Problem(f"--steps {steps}: the run has no such step", None, "leave out --steps to see all")
             )
-    if groups and not by_task and any(path.suffix.lower() in (".csv", ".parquet") for path in outputs):
+    flat = format_ is Format.CSV or any(path.suffix.lower() in (".csv", ".parquet") for path in outputs)
+    if groups and not by_task and flat:
         streams.note("note: CSV and Parquet hold group ids with --by-task only")
     emit(result, format_, outputs, by_task=by_task)
 
@@ -95,6 +94,7 @@ def _replayed(
     quarantine: bool,
     isolated: bool,
     groups: bool,
+    cache: Path | None,
 ) -> Result:
     from tokenaudit.session import replay_log
 
@@ -107,6 +107,7 @@ def _replayed(
             quarantine=quarantine,
             isolated=isolated,
             with_groups=groups,
+            cache=digest_cache(cache),
             on_progress=bar.update if bar else None,
         )
     settings = replayed.settings
@@ -133,15 +134,3 @@ def _saved_result(log: list[Path], replaying: list[str]) -> Result:
             Problem(f"can't read the saved result: {what}", str(path), "give a file saved with -o")
         ) from error
     return result_from_json(text, str(path))
-
-
-def _step_range(text: str | None) -> tuple[int, int] | None:
-    """Parse A..B, or A alone."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text, flags=re.ASCII)
-    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-        raise UsageError(
-            Problem(f"--steps {text!r} is no range", None, "write A..B with A not above B, such as 10..20")
-        )
-    return int(match[1]), int(match[2] or match[1])

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.importers.base import FieldFault, shown
+from tokenaudit.log import MAX_ROW_ELEMENTS
 
-MAX_TOKENS = 100_000_000
+MAX_TOKENS = MAX_ROW_ELEMENTS
 """Longest response that is read; a crafted count could ask for any amount of memory."""
 
 

@@ -69,7 +69,7 @@ class ReplayBuffer:
         record = Record(group, status, self._next_timestamp)
         self._next_timestamp += 1
         _measure(record, self._policies[task])
-        arrived_expired = any(response.status is Status.EXPIRED for response in group.responses)
+        arrived_expired = Status.EXPIRED in [response.status for response in group.responses]
         if not arrived_expired and not _is_due(record, train_step):
             self._admit(record, status, _record_staleness(record, train_step))
             return events

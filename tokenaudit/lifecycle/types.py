@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 VersionRun = tuple[int, int, int]
@@ -42,6 +42,7 @@ class Response:
         prior_len: leading tokens that earlier puts already produced.
         agentic: whether it exempts its group from the token rule.
         reward: None when unscored.
+        row: index of what it was made from, for whoever put it; no part of what makes responses equal.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Response:
         "prior_len",
         "reward",
         "rollout_id",
+        "row",
         "runs",
         "segment",
         "status",
@@ -68,8 +70,10 @@ class Response:
         segment: int = 0,
         agentic: bool = False,
         reward: float | None = None,
+        row: int = -1,
     ) -> None:
         self.rollout_id = rollout_id
+        self.row = row
         self.segment = segment
         self.status = status
         self.runs = runs
@@ -118,26 +122,32 @@ class Response:
 
     def reset(self) -> Response:
         """What is left after expiry: no tokens, no versions, no mask, no reward; `agentic` stays."""
-        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic)
+        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic, row=self.row)
 
 
 @dataclass(slots=True)
 class Group:
-    """The responses to one prompt."""
+    """The responses to one prompt.
+
+    Attributes:
+        task_name: the task.
+        group_id: identity inside the task.
+        responses: the members; a reset replaces them by members with the same `agentic`.
+        is_agentic: whether any member is agentic, so that the token rule applies to none.
+    """
 
     task_name: str
     group_id: int
     responses: tuple[Response, ...]
+    is_agentic: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_agentic = True in [response.agentic for response in self.responses]
 
     @property
     def key(self) -> tuple[str, int]:
         """Identity in the log: task and group id."""
         return (self.task_name, self.group_id)
-
-    @property
-    def is_agentic(self) -> bool:
-        """Whether any member is agentic, so that the token rule applies to none."""
-        return any(response.agentic for response in self.responses)
 
 
 _PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)

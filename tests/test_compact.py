@@ -1,0 +1,194 @@
+"""Logs that store version runs: what they replay to, what is wrong with them, and how they are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, SAMPLE
+
+from tokenaudit.compact import write_compact
+from tokenaudit.errors import LogError
+from tokenaudit.log import open_log
+from tokenaudit.reading import read_digest
+from tokenaudit.result import Result
+from tokenaudit.session import replay_log
+
+CASES = sorted(path.parent for path in (ROOT / "tests" / "golden").glob("*/log.parquet"))
+RUN = pa.struct({"model_step": pa.int32(), "tokens": pa.int32(), "trainable": pa.int32()})
+SCHEMA = pa.schema(
+    {
+        "event": pa.string(),
+        "event_id": pa.int64(),
+        "train_step": pa.int32(),
+        "model_step": pa.int32(),
+        "group_id": pa.int64(),
+        "rollout_id": pa.int64(),
+        "status": pa.string(),
+        "response_len": pa.int32(),
+        "prior_len": pa.int32(),
+        "response_ids": pa.list_(pa.int32()),
+        "response_model_steps": pa.list_(pa.int32()),
+        "response_mask": pa.list_(pa.int8()),
+        "response_version_runs": pa.list_(RUN),
+        "batch_size": pa.int32(),
+    }
+)
+
+
+def put(event_id: int = 0, **others: Any) -> dict[str, Any]:
+    row = {"event": "put", "train_step": 1, "group_id": event_id, "rollout_id": event_id, "status": "completed"}
+    return row | {"event_id": event_id, "prior_len": 0} | others
+
+
+def run(model_step: int | None, tokens: int | None, trainable: int | None = None) -> dict[str, int | None]:
+    return {"model_step": model_step, "tokens": tokens, "trainable": tokens if trainable is None else trainable}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+    return path
+
+
+def compacted(path: Path, target: Path) -> Path:
+    log = open_log([path])
+    with target.open("wb") as file:
+        write_compact(file, log, read_digest(log, allow_missing_versions=True))
+    return target
+
+
+def numbers(result: Result) -> Result:
+    """A result without the name and the hash of its input."""
+    return replace(result, inputs=())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_compact_log_replays_to_the_same_numbers(case: Path, tmp_path: Path):
+    config = case / "config.toml"
+    small = compacted(case / "log.parquet", tmp_path / "small.parquet")
+    results = [replay_log(path, config_path=config, with_groups=True).result for path in (case / "log.parquet", small)]
+    assert numbers(results[0]) == numbers(results[1])
+
+
+def test_the_content_hash_stays(tmp_path: Path):
+    small = compacted(SAMPLE, tmp_path / "small.parquet")
+    before, after = (read_digest(open_log([path])).content_hash() for path in (SAMPLE, small))
+    assert before == after
+    twice = compacted(small, tmp_path / "twice.parquet")
+    assert twice.read_bytes() == small.read_bytes()
+
+
+def test_runs_are_the_tokens_they_stand_for(tmp_path: Path):
+    by_token = [
+        put(0, response_len=5, response_model_steps=[0, 0, 1, 1, 2], response_mask=[0, 1, 1, 1, 0]),
+        put(1, response_len=0),
+        put(2, response_len=2, response_model_steps=[3, 3]),
+    ]
+    by_run = [
+        put(0, response_len=5, response_version_runs=[run(0, 2, 1), run(1, 1), run(1, 1), run(2, 1, 0)]),
+        put(1, response_version_runs=[]),
+        put(2, response_len=2, response_model_steps=[3, 3]),
+    ]
+    digests = [
+        read_digest(open_log([write(tmp_path / f"{n}.parquet", rows)])) for n, rows in enumerate((by_token, by_run))
+    ]
+    assert digests[0].content_hash() == digests[1].content_hash()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"response_version_runs": [run(0, 0)]}, "a run of version 0 with 0 tokens, 0 trainable"),
+        ({"response_version_runs": [run(0, 2, 3)]}, "a run of version 0 with 2 tokens, 3 trainable"),
+        ({"response_version_runs": [run(0, 2, -1)]}, "a run of version 0 with 2 tokens, -1 trainable"),
+        ({"response_version_runs": [run(-1, 2)]}, "a run of version -1 with 2 tokens, 2 trainable"),
+        ({"response_version_runs": [None]}, "response_version_runs holds a null"),
+        ({"response_version_runs": [run(0, None, 1)]}, "response_version_runs holds a null"),
+        ({"response_version_runs": [run(0, 2)], "response_len": 3}, "runs of 2 tokens for 3 tokens"),
+        ({"response_version_runs": [run(None, 2)]}, "a run without a version"),
+        (
+            {"response_version_runs": [run(0, 1)], "response_mask": [1]},
+            "runs beside response_model_steps or response_mask",
+        ),
+        (
+            {"response_version_runs": [run(0, 1)], "response_model_steps": [0]},
+            "runs beside response_model_steps or response_mask",
+        ),
+    ],
+)
+def test_runs_that_can_not_be(row: dict[str, Any], message: str, tmp_path: Path):
+    log = open_log([write(tmp_path / "log.parquet", [put(0, response_version_runs=[run(0, 1)]), put(1, **row)])])
+    with pytest.raises(LogError) as caught:
+        read_digest(log)
+    assert message in caught.value.problems[0].what
+    assert caught.value.problems[0].where == f"{tmp_path / 'log.parquet'}, row 1, column response_version_runs"
+
+
+def test_missing_versions_and_masks_survive(tmp_path: Path):
+    rows = [
+        put(0, response_len=2, response_mask=[0, 1]),
+        {"event": "take", "event_id": 1, "train_step": 1, "batch_size": 1},
+    ]
+    small = compacted(write(tmp_path / "log.parquet", rows), tmp_path / "small.parquet")
+    assert pq.read_table(small)["response_version_runs"].to_pylist() == [[run(None, 2, 1)], None]
+    overrides = ["timeline.stamp_missing=true"]
+    result = replay_log(small, isolated=True, overrides=overrides).result
+    assert (result.totals["trained_tokens"], result.totals["masked_semantic_tokens"]) == (1, 1)
+
+
+def test_ids_that_differ_become_a_prior_length(tmp_path: Path):
+    def twice(second: list[int], versions: tuple[list[int], list[int]]) -> Path:
+        rows = [
+            put(0, response_ids=[7, 8], response_model_steps=versions[0], status="aborted"),
+            put(1, group_id=0, rollout_id=0, response_ids=second, response_model_steps=versions[1]),
+        ]
+        for row in rows:
+            del row["prior_len"]
+        return write(tmp_path / "log.parquet", rows)
+
+    small = compacted(twice([9, 8, 7], ([0, 0], [0, 0, 1])), tmp_path / "small.parquet")
+    assert pq.read_table(small)["prior_len"].to_pylist() == [None, 0]
+    small = compacted(twice([7, 8, 9], ([0, 0], [0, 0, 1])), tmp_path / "small.parquet")
+    assert pq.read_table(small)["prior_len"].to_pylist() == [None, None]
+    with pytest.raises(LogError, match="only response_ids tell what 1 responses continue from"):
+        compacted(twice([7, 8, 9], ([0, 0], [1, 1, 1])), tmp_path / "small.parquet")
+
+
+def test_the_command(run_cli):
+    ran = run_cli("compact", SAMPLE, "-o", "small.parquet")
+    assert ran.code == 0
+    assert ran.out.endswith("version runs\n")
+    assert "note: left out response_model_steps, response_mask" in ran.err
+    assert "can't check single tokens" in ran.err
+    assert Path("small.parquet").stat().st_size < SAMPLE.stat().st_size
+    results = [run_cli("replay", path, "--isolated") for path in (SAMPLE, "small.parquet")]
+    tables = [ran.out.split("\n", 1)[1] for ran in results]
+    assert tables[0] == tables[1]
+
+
+def test_masks_of_runs_only_where_they_are_known(run_cli, tmp_path: Path):
+    rows = [
+        put(0, response_version_runs=[run(0, 2), run(0, 1, 0)]),
+        {"event": "take", "event_id": 1, "train_step": 1, "batch_size": 1},
+    ]
+    write(tmp_path / "log.parquet", rows)
+    ran = run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated")
+    assert ran.code == 2
+    assert "nothing tells which tokens of a response are in the loss" in ran.err
+    rows[0]["response_version_runs"] = [run(0, 2), run(1, 1, 0)]
+    write(tmp_path / "log.parquet", rows)
+    assert run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated").code == 0
+    assert pq.read_table("masks.parquet")["effective_mask"].to_pylist() == [[1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"), [("small.csv", "written as Parquet"), ("none/small.parquet", "isn't there")]
+)
+def test_outputs_that_are_refused(run_cli, output: str, message: str):
+    ran = run_cli("compact", SAMPLE, "-o", output)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err

@@ -1,0 +1,52 @@
+"""`tokenaudit compact`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import CacheOption, LogPaths, QuietOption, VerboseOption, digest_cache
+from tokenaudit.errors import Problem, UsageError
+
+
+def compact(
+    log: LogPaths,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
+    ],
+    cache: CacheOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Write a log that stores version runs instead of tokens: small, and read in no time.
+
+    Replay, diff, gate and simulate give the same numbers. What is told token by token is gone: masks can't be
+    placed where a run holds trainable and other tokens, and audits can't look at token ids, log-probabilities,
+    the order of masked tokens, or columns the log schema doesn't know.
+    """
+    del quiet, verbose
+    if output.suffix.lower() != ".parquet":
+        raise UsageError(Problem("logs are written as Parquet", str(output), "name a file that ends in .parquet"))
+    from tokenaudit.cli.output import check_outputs
+    from tokenaudit.compact import write_compact
+    from tokenaudit.files import replacing
+    from tokenaudit.log import open_log
+    from tokenaudit.reading import read_digest
+    from tokenaudit.session import stage
+
+    check_outputs([output], log)
+    opened = open_log(log)
+    with streams.progress() as bar:
+        update = bar.update if bar else None
+        reading = stage(update, f"reading {opened.name}", opened.rows)
+        kept = digest_cache(cache)
+        read = read_digest if kept is None else kept.read_digest
+        digest = read(opened, allow_missing_versions=True, on_progress=reading)
+        with replacing(output) as target:
+            done = write_compact(target, opened, digest, stage(update, f"writing {output.name}", opened.rows))
+    if done.left_out:
+        streams.note(f"note: left out {', '.join(done.left_out)}; audits of the new log can't check single tokens")
+    streams.write_result(f"{done.rows} rows: {done.tokens} tokens as {done.runs} version runs\n")

@@ -1,0 +1,102 @@
+"""`tokenaudit mask`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import (
+    CacheOption,
+    ConfigOption,
+    IsolatedOption,
+    LogPaths,
+    QuarantineOption,
+    QuietOption,
+    SetOption,
+    TimelineOption,
+    VerboseOption,
+    digest_cache,
+    step_range,
+)
+from tokenaudit.errors import Problem, UsageError
+
+
+def mask(
+    log: LogPaths,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
+    ],
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda|cuda:N|mps", help="What computes the masks; all give equal bits.")
+    ] = "auto",
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="A..B", show_default=False, help="Only what these train steps take; A alone is one step."),
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only this task; repeatable.")
+    ] = None,
+    include_untaken: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP",
+            show_default=False,
+            help="Also what is still held right after the take of STEP, masked as at STEP; adds the column `taken`.",
+        ),
+    ] = None,
+    timeline: TimelineOption = None,
+    quarantine: QuarantineOption = False,
+    isolated: IsolatedOption = False,
+    cache: CacheOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Write the token masks of every response that replay takes.
+
+    One row per response, in the order of the log: train_step, task_name, group_id, rollout_id, segment,
+    effective_mask (1 = trained) and its counts trained_tokens, masked_stale_tokens, masked_semantic_tokens.
+    """
+    del quiet, verbose
+    selected = None if step is None else step_range("--step", step)
+    _check_output(output, log)
+    from tokenaudit.masks.devices import choose_backend
+    from tokenaudit.masks.plan import Selection
+    from tokenaudit.masks.session import mask_log
+
+    backend = choose_backend(device)
+    if device == "auto":
+        streams.note(f"note: masks are computed by {backend.description}")
+    with streams.progress() as bar:
+        masked = mask_log(
+            log,
+            output,
+            backend,
+            config_path=config,
+            overrides=set_ or [],
+            timeline=timeline,
+            selection=Selection(selected, frozenset(task) if task else None, include_untaken),
+            quarantine=quarantine,
+            isolated=isolated,
+            cache=digest_cache(cache),
+            on_progress=bar.update if bar else None,
+        )
+    if masked.settings.file is not None and config is None:
+        streams.note(f"note: config from {masked.settings.source}")
+    totals = masked.totals
+    streams.write_result(
+        f"{totals.responses} responses: {totals.trained_tokens} tokens trained, "
+        f"{totals.masked_stale_tokens} masked as stale, {totals.masked_semantic_tokens} not in the loss\n"
+    )
+
+
+def _check_output(output: Path, inputs: list[Path]) -> None:
+    from tokenaudit.cli.output import check_outputs
+
+    if output.suffix.lower() != ".parquet":
+        raise UsageError(Problem("masks are written as Parquet", str(output), "name a file that ends in .parquet"))
+    check_outputs([output], inputs)

@@ -1,0 +1,185 @@
+"""A log made small: version runs in place of token columns, and everything else that replay reads as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.batches import read_batches
+from tokenaudit.columns import Bools, Int64s
+from tokenaudit.digest import PRIOR_ASSUMED, PRIOR_UNKNOWN, Digest
+from tokenaudit.errors import LogError, Problem
+from tokenaudit.log import Log, LogBatch
+from tokenaudit.runs import MISSING_VERSION, is_prefix
+from tokenaudit.schema import (
+    COLUMN_BY_NAME,
+    META_CONFIG,
+    META_LIMITS,
+    META_SCHEMA_VERSION,
+    META_SOURCE,
+    RUN_FIELDS,
+    SCHEMA_VERSION,
+    VERSION_RUNS,
+    ColumnType,
+)
+from tokenaudit.token_ids import DIFFERENT, SAME
+
+TOKEN_COLUMNS = ("response_ids", "response_model_steps", "response_mask", "logprobs", "train_logprobs")
+"""What a compact log leaves out: an element per token."""
+
+_REWRITTEN = ("response_len", "prior_len", VERSION_RUNS)
+_ROWS_PER_GROUP = 65_536
+_TYPES = {
+    ColumnType.TEXT: pa.string(),
+    ColumnType.INTEGER: pa.int64(),
+    ColumnType.FLAG: pa.bool_(),
+    ColumnType.REAL: pa.float64(),
+}
+_RUN_TYPE = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was written.
+
+    Attributes:
+        rows: rows, as many as in the log.
+        tokens: tokens of its responses.
+        runs: version runs that stand for them.
+        left_out: columns of the log that were left out.
+    """
+
+    rows: int
+    tokens: int
+    runs: int
+    left_out: tuple[str, ...]
+
+
+def write_compact(
+    target: BinaryIO, log: Log, digest: Digest, on_progress: Callable[[int], None] | None = None
+) -> Compacted:
+    """Write a log with version runs; replaying it under any config gives the same numbers.
+
+    Args:
+        target: the file.
+        log: the log.
+        digest: its digest, without quarantine.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: only token ids tell what a response continues from, so that they can't be left out.
+    """
+    prior_len = _prior_lengths(digest)
+    names = [name for name in log.columns if name not in TOKEN_COLUMNS and name not in _REWRITTEN]
+    fields = {name: _TYPES[COLUMN_BY_NAME[name].type] for name in names}
+    fields |= {"response_len": pa.int32(), "prior_len": pa.int32(), VERSION_RUNS: pa.list_(_RUN_TYPE)}
+    schema = pa.schema(list(fields.items()), metadata=_metadata(log))
+    first_row = waiting_rows = 0
+    waiting: list[pa.RecordBatch] = []
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        for batch in read_batches(log, names, on_progress):
+            waiting.append(_compacted(batch, first_row, digest, prior_len, schema))
+            first_row += batch.rows
+            waiting_rows += batch.rows
+            if waiting_rows >= _ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=waiting_rows)
+                waiting, waiting_rows = [], 0
+        if waiting_rows:
+            writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=waiting_rows)
+    return Compacted(
+        rows=first_row,
+        tokens=int(digest.responses.tokens.sum()),
+        runs=len(digest.runs.tokens),
+        left_out=tuple(name for name in log.columns if name in TOKEN_COLUMNS),
+    )
+
+
+def _metadata(log: Log) -> dict[str, str]:
+    limits = json.dumps(log.limits, ensure_ascii=False) if log.limits else None
+    told = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
+    return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {key: value for key, value in told.items() if value is not None}
+
+
+def _compacted(
+    batch: LogBatch, first_row: int, digest: Digest, prior_len: tuple[Int64s, Bools], schema: pa.Schema
+) -> pa.RecordBatch:
+    first, last = np.searchsorted(digest.log_row, [first_row, first_row + batch.rows]).tolist()
+    rows = digest.log_row[first:last] - first_row
+    is_absent = np.ones(batch.rows, dtype=np.bool_)
+    is_absent[rows] = False
+
+    def spread(values: Int64s, absent: Bools) -> pa.Array:
+        column = np.zeros(batch.rows, dtype=np.int32)
+        column[rows] = values[first:last]
+        mask = is_absent.copy()
+        mask[rows] = absent[first:last]
+        return pa.array(column, mask=mask)
+
+    columns: dict[str, Any] = {
+        name: array.cast(schema.field(name).type) for name, array in batch.columns.items() if name in schema.names
+    }
+    known, is_unknown = prior_len
+    columns["response_len"] = spread(digest.responses.tokens, np.zeros(len(known), dtype=np.bool_))
+    columns["prior_len"] = spread(known, is_unknown)
+    columns[VERSION_RUNS] = _run_lists(digest, first, last, rows, is_absent)
+    absent = {name: pa.nulls(batch.rows, schema.field(name).type) for name in schema.names if name not in columns}
+    return pa.record_batch([(columns | absent)[name] for name in schema.names], schema=schema)
+
+
+def _run_lists(digest: Digest, first: int, last: int, rows: Int64s, is_absent: Bools) -> pa.Array:
+    """The runs of some responses as a list column; the other rows are null."""
+    begin, end = digest.responses.first_run[[first, last]].tolist()
+    model_step = digest.runs.model_step[begin:end]
+    structs = pa.StructArray.from_arrays(
+        [
+            pa.array(model_step, mask=model_step == MISSING_VERSION),
+            pa.array(digest.runs.tokens[begin:end]),
+            pa.array(digest.runs.trainable[begin:end]),
+        ],
+        fields=list(_RUN_TYPE),
+    )
+    counts = np.zeros(len(is_absent), dtype=np.int64)
+    counts[rows] = np.diff(digest.responses.first_run[first : last + 1])
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, type=pa.list_(_RUN_TYPE), mask=pa.array(is_absent))
+
+
+def _prior_lengths(digest: Digest) -> tuple[Int64s, Bools]:
+    """Prior lengths to record, and where none is recorded because the runs themselves will tell.
+
+    Token ids that differ from the put before are recorded as a prior length of 0. Ids that agree say no more than
+    the versions do, or they can't be left out.
+    """
+    responses = digest.responses
+    is_unknown = responses.prior_len == PRIOR_UNKNOWN
+    differs = is_unknown & (responses.continues_ids == DIFFERENT)
+    known = np.where(is_unknown | (responses.prior_len == PRIOR_ASSUMED), 0, responses.prior_len)
+    needed = [
+        row
+        for row in np.flatnonzero(is_unknown & (responses.continues_ids == SAME)).tolist()
+        if not _runs_tell(digest, row)
+    ]
+    if needed:
+        what = f"only response_ids tell what {len(needed)} responses continue from"
+        where = f"{digest.name}, row {digest.log_row[needed[0]]} of the log"
+        raise LogError(Problem(what, where, "record prior_len, or keep the log as it is"))
+    return known, is_unknown & ~differs
+
+
+def _runs_tell(digest: Digest, row: int) -> bool:
+    """Whether the versions of a response begin with those of its put before, whatever config stamps them."""
+    earlier, later = (_raw_runs(digest, index) for index in (int(digest.responses.previous[row]), row))
+    is_stamped = any(version == MISSING_VERSION for version, _ in (*earlier, *later))
+    return not is_stamped and is_prefix(earlier, later)
+
+
+def _raw_runs(digest: Digest, row: int) -> list[tuple[int, int]]:
+    first, last = digest.responses.first_run[row : row + 2].tolist()
+    runs = digest.runs
+    return list(zip(runs.model_step[first:last].tolist(), runs.tokens[first:last].tolist(), strict=True))

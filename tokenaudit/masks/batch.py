@@ -1,0 +1,81 @@
+"""What a mask backend takes and gives: responses of different lengths, one after the other, in numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tokenaudit.columns import Bools, Int64s
+
+Int8s = np.ndarray[Any, np.dtype[np.int8]]
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+ALWAYS_FRESH = -(2**31)
+"""The oldest fresh version where no token rule applies: every version is fresh."""
+
+
+class MaskBatch(NamedTuple):
+    """R responses with N tokens in all.
+
+    Attributes:
+        versions: version of each token, int32 of shape [N].
+        semantic: whether each token is in the loss, bool of shape [N]; None: all are.
+        offsets: first token of each response, and N, int64 of shape [R + 1].
+        oldest_fresh: the oldest version that is still fresh for each response, int32 of shape [R]; see
+            `oldest_fresh_version`.
+    """
+
+    versions: Int32s
+    semantic: Bools | None
+    offsets: Int64s
+    oldest_fresh: Int32s
+
+
+class Masks(NamedTuple):
+    """The masks of a batch.
+
+    Attributes:
+        effective: 1 where a token is trained, else 0, int8 of shape [N].
+        trained: tokens trained per response, int64 of shape [R].
+        masked_stale: tokens whose semantic mask is not 0 and that are stale, int64 of shape [R].
+        masked_semantic: tokens whose semantic mask is 0, int64 of shape [R].
+    """
+
+    effective: Int8s
+    trained: Int64s
+    masked_stale: Int64s
+    masked_semantic: Int64s
+
+
+class Pending(Protocol):
+    """Masks that are being computed."""
+
+    def result(self) -> Masks:
+        """Wait for them."""
+        ...
+
+
+class Backend(Protocol):
+    """Computes masks; equal bits whatever computes them.
+
+    Attributes:
+        description: what computes, for people and for the metadata of results.
+    """
+
+    @property
+    def description(self) -> str: ...  # noqa: D102 - see the attribute
+
+    def submit(self, batch: MaskBatch) -> Pending:
+        """Begin to compute the masks of a batch; its arrays may be changed once this returns."""
+        ...
+
+
+def oldest_fresh_version(train_step: int, token_stale_threshold: int | None) -> int:
+    """The oldest version that is fresh at a step; `ALWAYS_FRESH` where no token rule applies.
+
+    staleness = train_step - version - 1 < threshold is the same as version >= train_step - threshold.
+    """
+    if token_stale_threshold is None:
+        return ALWAYS_FRESH
+    return max(train_step - token_stale_threshold, ALWAYS_FRESH)

@@ -1,0 +1,273 @@
+"""Which responses get a mask, at which step and under which rule: what a replay takes, told row by row."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenaudit.columns import Bools, Int64s
+from tokenaudit.config import Config
+from tokenaudit.digest import Digest
+from tokenaudit.errors import Problem, UsageError
+from tokenaudit.lifecycle.events import (
+    Fate,
+    GroupExpired,
+    GroupPut,
+    GroupRejected,
+    GroupSampled,
+    GroupTaken,
+    MembersExpired,
+    Where,
+)
+from tokenaudit.lifecycle.types import Response
+from tokenaudit.masks.batch import Int32s, oldest_fresh_version
+from tokenaudit.replay import replay, run_tasks
+from tokenaudit.run_events import RunEvent, StepClosed, TimelineKind
+
+Held = dict[tuple[str, int], tuple[Response, ...]]
+"""The members of every held group, by task and group id."""
+
+
+class Selection(NamedTuple):
+    """Which masks are wanted.
+
+    Attributes:
+        steps: first and last train step; None: all.
+        tasks: task names; None: all.
+        untaken_step: also what is held right after the take of this step, masked as at this step; None: only what
+            is taken.
+    """
+
+    steps: tuple[int, int] | None = None
+    tasks: frozenset[str] | None = None
+    untaken_step: int | None = None
+
+
+class MaskPlan(NamedTuple):
+    """M responses to mask, in the order of their rows in the log; arrays have the shape [M] unless they say so.
+
+    Attributes:
+        tasks: task names by code.
+        log_row: row of the log, all files together.
+        train_step: the step.
+        task: index into `tasks`.
+        group_id: the group.
+        rollout_id: the rollout.
+        segment: position among the segments of a split rollout.
+        oldest_fresh: the oldest version that is fresh; see `batch.oldest_fresh_version`.
+        is_taken: False for responses that are only held.
+        first_run: the first version run of each, shape [M + 1].
+        run_version: version of each run, under the timeline of the replay.
+        run_tokens: tokens of each run.
+        run_trainable: tokens of each run whose semantic mask is not 0.
+    """
+
+    tasks: tuple[str, ...]
+    log_row: Int64s
+    train_step: Int64s
+    task: Int64s
+    group_id: Int64s
+    rollout_id: Int64s
+    segment: Int64s
+    oldest_fresh: Int32s
+    is_taken: Bools
+    first_run: Int64s
+    run_version: Int32s
+    run_tokens: Int32s
+    run_trainable: Int32s
+
+
+def plan_masks(
+    digest: Digest,
+    config: Config,
+    timeline: TimelineKind | None = None,
+    selection: Selection | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> MaskPlan:
+    """Replay a log and list the responses it takes.
+
+    A response is listed with the row of its last put. One that is held at the untaken step and taken later is
+    listed twice, held first. A member that was reset has no token left, and an empty mask.
+
+    Raises:
+        UsageError, ConfigError: this log can't be replayed this way, or the selection names a step or a task that
+            the run doesn't have.
+    """
+    wanted = selection or Selection()
+    tasks = run_tasks(digest, config)
+    unknown = sorted((wanted.tasks or frozenset()).difference(tasks))
+    if unknown:
+        raise UsageError(Problem(f"there is no task {unknown[0]!r}", digest.name, f"tasks: {', '.join(tasks)}"))
+    planner = _Planner(tasks, config, wanted)
+    planner.follow(replay(digest, config, timeline, on_progress))
+    return planner.plan(digest)
+
+
+class _Planner:
+    """Gathers what is wanted from the events of a run."""
+
+    def __init__(self, tasks: list[str], config: Config, wanted: Selection) -> None:
+        self._tasks = tasks
+        self._wanted = wanted
+        self._codes = {task: code for code, task in enumerate(tasks)}
+        self._thresholds = {task: config.expiry_policy(task).token_stale_threshold for task in tasks}
+        self._columns: dict[str, array[int]] = {
+            name: array("q")
+            for name in (
+                "row",
+                "train_step",
+                "task",
+                "group_id",
+                "rollout_id",
+                "segment",
+                "oldest_fresh",
+                "is_taken",
+                "run_count",
+            )
+        }
+        self._runs = array("i")
+
+    def follow(self, events: Iterable[RunEvent]) -> None:
+        """Go through a run."""
+        if self._wanted.untaken_step is None:
+            steps = self._follow_takes(events)
+        else:
+            steps = self._follow_held(events, self._wanted.untaken_step)
+        if self._wanted.steps is not None:
+            first, last = self._wanted.steps
+            if not any(first <= step <= last for step in steps):
+                raise UsageError(Problem(f"--step {first}..{last}: the run has no such step", None, _steps_hint(steps)))
+
+    def _follow_takes(self, events: Iterable[RunEvent]) -> list[int]:
+        steps: list[int] = []
+        for event in events:
+            if isinstance(event, GroupTaken):
+                self._take(event)
+            elif isinstance(event, StepClosed):
+                steps.append(event.train_step)
+        return steps
+
+    def _follow_held(self, events: Iterable[RunEvent], untaken_step: int) -> list[int]:
+        """As above; also follows what is held, until the row of the untaken step closes.
+
+        Where the refresh of the next step belongs to that row, what was held before it counts.
+        """
+        steps: list[int] = []
+        held: Held = {}
+        before_refresh: Held | None = None
+        is_open = True
+        for event in events:
+            if isinstance(event, GroupTaken):
+                self._take(event)
+            if isinstance(event, StepClosed):
+                steps.append(event.train_step)
+                if is_open and event.train_step == untaken_step:
+                    self._hold(held if before_refresh is None else before_refresh, untaken_step)
+                    is_open = False
+                before_refresh = None
+            elif is_open:
+                if before_refresh is None and _is_refresh_after(event, untaken_step):
+                    before_refresh = dict(held)
+                _apply(event, held)
+        if is_open:
+            what = f"--include-untaken {untaken_step}: the run has no such step"
+            raise UsageError(Problem(what, None, _steps_hint(steps)))
+        return steps
+
+    def _take(self, event: GroupTaken) -> None:
+        self._add(event.task_name, event.group_id, event.train_step, event.token_stale_threshold, event.responses, True)
+
+    def _hold(self, held: Held, train_step: int) -> None:
+        for (task, group_id), responses in held.items():
+            is_agentic = any(response.agentic for response in responses)
+            threshold = None if is_agentic else self._thresholds[task]
+            self._add(task, group_id, train_step, threshold, responses, False)
+
+    def _add(
+        self,
+        task: str,
+        group_id: int,
+        train_step: int,
+        threshold: int | None,
+        responses: tuple[Response, ...],
+        is_taken: bool,
+    ) -> None:
+        steps, tasks = self._wanted.steps, self._wanted.tasks
+        if tasks is not None and task not in tasks:
+            return
+        if is_taken and steps is not None and not steps[0] <= train_step <= steps[1]:
+            return
+        oldest_fresh = oldest_fresh_version(train_step, threshold)
+        columns = self._columns.values()
+        for response in responses:
+            values = (
+                response.row,
+                train_step,
+                self._codes[task],
+                group_id,
+                response.rollout_id,
+                response.segment,
+                oldest_fresh,
+                is_taken,
+                len(response.runs),
+            )
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+            for run in response.runs:
+                self._runs.extend(run)
+
+    def plan(self, digest: Digest) -> MaskPlan:
+        """What was gathered, in the order of the log."""
+        columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
+        log_row = digest.log_row[columns["row"]]
+        order = np.lexsort((columns["is_taken"], log_row))
+        counts = columns["run_count"]
+        first_run = np.cumsum(counts) - counts
+        ordered_counts = counts[order]
+        ordered_first = np.concatenate([[0], np.cumsum(ordered_counts)])
+        shift = np.repeat(first_run[order] - ordered_first[:-1], ordered_counts)
+        runs = np.array(self._runs, dtype=np.int32).reshape(-1, 3)[np.arange(len(shift)) + shift]
+        return MaskPlan(
+            tasks=tuple(self._tasks),
+            log_row=log_row[order],
+            train_step=columns["train_step"][order],
+            task=columns["task"][order],
+            group_id=columns["group_id"][order],
+            rollout_id=columns["rollout_id"][order],
+            segment=columns["segment"][order],
+            oldest_fresh=columns["oldest_fresh"][order].astype(np.int32),
+            is_taken=columns["is_taken"][order] == 1,
+            first_run=ordered_first,
+            run_version=np.ascontiguousarray(runs[:, 0]),
+            run_tokens=np.ascontiguousarray(runs[:, 1]),
+            run_trainable=np.ascontiguousarray(runs[:, 2]),
+        )
+
+
+def _steps_hint(steps: list[int]) -> str:
+    return f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
+
+
+def _is_refresh_after(event: RunEvent, train_step: int) -> bool:
+    """Whether the refresh of the next step expires something; until then it changes nothing that is held."""
+    if isinstance(event, MembersExpired):
+        return event.train_step == train_step + 1
+    return isinstance(event, GroupExpired) and event.where is Where.REFRESH and event.train_step == train_step + 1
+
+
+def _apply(event: RunEvent, held: Held) -> None:
+    """Follow what is held."""
+    if isinstance(event, GroupPut):
+        held[event.task_name, event.group_id] = event.responses
+    elif isinstance(event, GroupRejected | GroupTaken | GroupSampled):
+        held.pop((event.task_name, event.group_id), None)
+    elif isinstance(event, GroupExpired | MembersExpired):
+        key = (event.task_name, event.group_id)
+        if isinstance(event, GroupExpired) and event.fate is Fate.DISCARDED:
+            del held[key]
+            return
+        expired = {response.key for response in event.expired}
+        held[key] = tuple(response.reset() if response.key in expired else response for response in held[key])

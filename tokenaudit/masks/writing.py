@@ -1,0 +1,198 @@
+"""Masks into Parquet: the semantic masks are read again in bounded batches, masked, and written in log order."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit import metrics as m
+from tokenaudit.batches import map_batches
+from tokenaudit.columns import Bools, Int64s, lists
+from tokenaudit.errors import LogError, Problem
+from tokenaudit.log import Log, LogBatch
+from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
+from tokenaudit.masks.plan import MaskPlan
+
+META_KIND = "tokenaudit.kind"
+META_DEVICE = "tokenaudit.device"
+META_INPUT = "tokenaudit.input"
+META_CONFIG = "tokenaudit.config"
+KIND_MASKS = "tokenaudit.masks"
+
+_AHEAD_BYTES = 64 << 20
+_PENDING_BATCHES = 2
+
+
+@dataclass(slots=True)
+class MaskTotals:
+    """What was written.
+
+    Attributes:
+        responses: rows.
+        trained_tokens: tokens whose effective mask is 1.
+        masked_stale_tokens: tokens in the loss, but stale.
+        masked_semantic_tokens: tokens not in the loss.
+    """
+
+    responses: int = 0
+    trained_tokens: int = 0
+    masked_stale_tokens: int = 0
+    masked_semantic_tokens: int = 0
+
+
+class _Part(NamedTuple):
+    """Consecutive entries of a plan, and the mask column of the rows they come from."""
+
+    entries: slice
+    pending: Pending
+
+
+def mask_schema(plan: MaskPlan, metadata: dict[str, str]) -> pa.Schema:
+    """The columns of a file of masks; `taken` only where the plan lists responses that are only held."""
+    fields: dict[str, pa.DataType] = {
+        "train_step": pa.int32(),
+        "task_name": pa.dictionary(pa.int32(), pa.string()),
+        "group_id": pa.int64(),
+        "rollout_id": pa.int64(),
+        "segment": pa.int32(),
+        "effective_mask": pa.list_(pa.int8()),
+        m.TRAINED_TOKENS.name: pa.int64(),
+        m.MASKED_STALE_TOKENS.name: pa.int64(),
+        m.MASKED_SEMANTIC_TOKENS.name: pa.int64(),
+    }
+    if not plan.is_taken.all():
+        fields["taken"] = pa.bool_()
+    return pa.schema(list(fields.items()), metadata=metadata)
+
+
+def write_masks(
+    target: BinaryIO,
+    log: Log,
+    plan: MaskPlan,
+    backend: Backend,
+    *,
+    content_hash: str,
+    config: dict[str, Any],
+    on_progress: Callable[[int], None] | None = None,
+) -> MaskTotals:
+    """Mask the responses of a plan and write them as Parquet, in the order of their rows in the log.
+
+    Args:
+        target: the file.
+        log: the log that the plan was made from.
+        plan: the responses.
+        backend: computes the masks.
+        content_hash: hash of the digest that the plan was made from, for the metadata.
+        config: the resolved config that the plan was made with, for the metadata.
+        on_progress: called with the number of rows of the log read so far.
+
+    Raises:
+        LogError: the log can't be read again, or doesn't tell which tokens of a response are in the loss.
+    """
+    metadata = {
+        META_KIND: KIND_MASKS,
+        META_DEVICE: backend.description,
+        META_INPUT: content_hash,
+        META_CONFIG: json.dumps(config, ensure_ascii=False),
+    }
+    schema = mask_schema(plan, metadata)
+    totals = MaskTotals()
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        for part in _computed(log, plan, backend, on_progress):
+            masks = part.pending.result()
+            writer.write_batch(_record_batch(plan, part.entries, masks, schema))
+            totals.responses += len(masks.trained)
+            totals.trained_tokens += int(masks.trained.sum())
+            totals.masked_stale_tokens += int(masks.masked_stale.sum())
+            totals.masked_semantic_tokens += int(masks.masked_semantic.sum())
+    return totals
+
+
+def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[[int], None] | None) -> Iterator[_Part]:
+    """The parts of a plan; while one is written the next ones are read and computed."""
+    waiting: deque[_Part] = deque()
+    first_row = 0
+    batches = map_batches(
+        log,
+        ("event_id", "response_mask"),
+        lambda batch: batch,
+        rows_of=lambda batch: batch.rows,
+        weigh=lambda batch: sum(array.nbytes for array in batch.columns.values()),
+        limit=_AHEAD_BYTES,
+        on_progress=on_progress,
+    )
+    for batch in batches:
+        first, last = np.searchsorted(plan.log_row, [first_row, first_row + batch.rows]).tolist()
+        if first < last:
+            entries = slice(first, last)
+            waiting.append(_Part(entries, backend.submit(_mask_batch(plan, entries, batch, first_row))))
+        if len(waiting) >= _PENDING_BATCHES:
+            yield waiting.popleft()
+        first_row += batch.rows
+    yield from waiting
+
+
+def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int) -> MaskBatch:
+    """Some entries of a plan, token by token; their rows are in `batch`, which begins at `first_row` of the log."""
+    runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
+    run_tokens = plan.run_tokens[runs]
+    tokens_before = np.concatenate([[0], np.cumsum(run_tokens, dtype=np.int64)])
+    offsets = tokens_before[plan.first_run[entries.start : entries.stop + 1] - runs.start]
+    return MaskBatch(
+        versions=np.repeat(plan.run_version[runs], run_tokens),
+        semantic=_semantic(plan, entries, batch, first_row, offsets),
+        offsets=offsets,
+        oldest_fresh=plan.oldest_fresh[entries],
+    )
+
+
+def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, offsets: Int64s) -> Bools | None:
+    """Whether each token is in the loss; None where all are.
+
+    Raises:
+        LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
+    """
+    column = lists(batch.columns.get("response_mask"), batch.rows)
+    rows = plan.log_row[entries] - first_row
+    lengths = np.diff(offsets)
+    has_mask = ~column.is_null[rows] & (lengths > 0)
+    runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
+    run_tokens, run_trainable = plan.run_tokens[runs], plan.run_trainable[runs]
+    has_entries = np.repeat(has_mask, np.diff(plan.first_run[entries.start : entries.stop + 1]))
+    if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
+        where = f"{batch.path}, rows {batch.first_row} to {batch.first_row + batch.rows - 1}"
+        hint = "a log of version runs has no masks; use the log it was made from"
+        raise LogError(Problem("nothing tells which tokens of a response are in the loss", where, hint))
+    if not has_mask.any() and run_trainable.all():
+        return None
+    semantic = np.repeat(has_entries | (run_trainable != 0), run_tokens)
+    starts = np.cumsum(column.lengths) - column.lengths
+    shift = np.repeat((starts[rows] - offsets[:-1])[has_mask], lengths[has_mask])
+    targets = np.flatnonzero(np.repeat(has_mask, lengths))
+    semantic[targets] = column.values[targets + shift] != 0
+    return semantic
+
+
+def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schema) -> pa.RecordBatch:
+    offsets = np.concatenate([[0], np.cumsum(masks.trained + masks.masked_stale + masks.masked_semantic)])
+    tasks = pa.DictionaryArray.from_arrays(plan.task[entries].astype(np.int32), pa.array(plan.tasks, pa.string()))
+    columns: dict[str, Any] = {
+        "train_step": plan.train_step[entries].astype(np.int32),
+        "task_name": tasks,
+        "group_id": plan.group_id[entries],
+        "rollout_id": plan.rollout_id[entries],
+        "segment": plan.segment[entries].astype(np.int32),
+        "effective_mask": pa.ListArray.from_arrays(offsets.astype(np.int32), masks.effective),
+        m.TRAINED_TOKENS.name: masks.trained,
+        m.MASKED_STALE_TOKENS.name: masks.masked_stale,
+        m.MASKED_SEMANTIC_TOKENS.name: masks.masked_semantic,
+        "taken": plan.is_taken[entries],
+    }
+    return pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)
