@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -101,6 +101,8 @@ class Result:
         tail: what came after the last row.
         tool: name and version of what made it.
         selection: the steps that were selected, such as "10..20"; None for all of them.
+        intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
+            readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
     """
 
     kind: str
@@ -116,6 +118,7 @@ class Result:
     tail: RowData
     tool: str = f"tokenaudit {__version__}"
     selection: str | None = None
+    intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
     @property
     def tasks(self) -> list[str]:
@@ -134,6 +137,7 @@ def build_result(
     warnings: Iterable[Notice],
     coverage: Coverage,
     with_groups: bool = False,
+    newest: Ledger | None = None,
 ) -> Result:
     """Turn a counted run into a result.
 
@@ -147,6 +151,7 @@ def build_result(
         warnings: what to know about config and log.
         coverage: how much of the log the run stands on, without the counterfactual share.
         with_groups: add the ids of taken and expired groups to every row.
+        newest: the same run with every token as new as the source allows, where versions are spans.
     """
     tasks = ledger.tasks
     total = combined(ledger.totals.values())
@@ -168,7 +173,19 @@ def build_result(
         },
         steps=[_row(row, tasks, with_groups) for row in ledger.rows],
         tail=_row(ledger.tail, tasks, with_groups),
+        intervals={} if newest is None else _intervals(total, combined(newest.totals.values())),
     )
+
+
+def _intervals(oldest: Account, newest: Account) -> dict[str, tuple[int | float, int | float]]:
+    """The metrics in whose totals two readings differ, with the lesser value first."""
+    intervals: dict[str, tuple[int | float, int | float]] = {}
+    for metric in ROW_METRICS:
+        values = [account.value(metric) for account in (oldest, newest)] if metric.total is not Total.STATE else []
+        known = sorted(value for value in values if value is not None)
+        if len(known) == 2 and known[0] != known[1]:
+            intervals[metric.name] = (known[0], known[1])
+    return intervals
 
 
 def _count(account: Account, metric: Metric) -> int:
@@ -206,6 +223,11 @@ def _conservation(account: Account) -> dict[str, int]:
     return {metric.name: _count(account, metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
 
 
+def intervals_text(intervals: Mapping[str, tuple[int | float, int | float]]) -> str:
+    """Intervals by metric in one line."""
+    return ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in intervals.items())
+
+
 def result_to_json(result: Result) -> str:
     """The saved form, one value a line, with a line feed at the end."""
     envelope = {
@@ -219,6 +241,7 @@ def result_to_json(result: Result) -> str:
         "config": result.config,
         "warnings": [asdict(entry) for entry in result.warnings],
         "coverage": asdict(result.coverage),
+        "intervals": result.intervals,
         "totals": result.totals,
         "ledger": result.ledger,
         "steps": result.steps,

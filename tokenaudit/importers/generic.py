@@ -102,7 +102,9 @@ def _stamp(row: Row, context: Context) -> None:
         if name in row:
             row[name] = context.versions.model_step(row[name])
     known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
-    row.setdefault("version_precision", Precision.EXACT if known else Precision.NONE)
+    is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
+    told = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
+    row.setdefault("version_precision", told)
 
 
 def _value(name: str, value: Any) -> Any:
