@@ -303,7 +303,7 @@ def test_version_runs_stand_for_the_token_columns():
         {"event": "take"},
         {"response_len": 4, "model_step": 3, "response_mask": np.array([1, 0, 0, 1], dtype=np.int8)},
         {"response_len": 0, "model_step": 3},
-        {"response_len": 2},
+        {"response_len": 2, "response_mask": np.array([1, 0], dtype=np.int8)},
         {"response_len": 2, "response_model_steps": np.array([5, 6]), "response_mask": np.array([0, 1], dtype=np.int8)},
     ]
     runs = writer.runs_column(rows).to_pylist()
@@ -313,6 +313,6 @@ def test_version_runs_stand_for_the_token_columns():
         None,
         [(3, 4, 2)],
         [],
-        None,
+        [(None, 2, 1)],
         [(5, 1, 0), (6, 1, 1)],
     ]

@@ -118,36 +118,28 @@ def _offsets(values: Sequence[Any]) -> pa.Array:
 def runs_column(rows: Sequence[Row]) -> pa.Array:
     """Version runs of rows, from `response_len`, `response_model_steps`, `model_step` and `response_mask`.
 
-    Null where nothing tells the versions.
+    Null on rows that are no responses; a run without a version has a null `model_step`.
     """
-    stamped = [row for row in rows if has_versions(row)]
+    responses = [row for row in rows if row.get("response_len") is not None]
     nothing = np.zeros(0, dtype=np.int32)
-    versions = [row.get("response_model_steps") for row in stamped]
-    masks = [row.get("response_mask") for row in stamped]
-    steps = [row.get("model_step") for row in stamped]
+    versions = [row.get("response_model_steps") for row in responses]
+    masks = [row.get("response_mask") for row in responses]
+    steps = [row.get("model_step") for row in responses]
     runs = version_runs(
-        np.array([row["response_len"] for row in stamped], dtype=np.int64),
+        np.array([row["response_len"] for row in responses], dtype=np.int64),
         np.concatenate([nothing, *(value for value in versions if value is not None)]),
         np.array([0 if value is None else len(value) for value in versions], dtype=np.int64),
         np.array([MISSING_VERSION if step is None else step for step in steps], dtype=np.int64),
         np.concatenate([nothing.astype(np.int8), *(value for value in masks if value is not None)]),
         np.array([0 if value is None else len(value) for value in masks], dtype=np.int64),
     )
+    model_step = pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION)
     structs = pa.StructArray.from_arrays(
-        [pa.array(runs.model_step), pa.array(runs.tokens), pa.array(runs.trainable)], fields=list(_RUN)
+        [model_step, pa.array(runs.tokens), pa.array(runs.trainable)], fields=list(_RUN)
     )
     counts = iter(runs.counts.tolist())
-    sizes = [range(next(counts)) if has_versions(row) else None for row in rows]
+    sizes = [None if row.get("response_len") is None else range(next(counts)) for row in rows]
     return pa.ListArray.from_arrays(_offsets(sizes), structs, type=pa.list_(_RUN))
-
-
-def has_versions(row: Row) -> bool:
-    """Whether a row is a put whose tokens all have a version."""
-    length = row.get("response_len")
-    if length is None:
-        return False
-    versions = row.get("response_model_steps")
-    return row.get("model_step") is not None or (0 if versions is None else len(versions)) == length
 
 
 def seal(table: pa.Table, path: Path) -> None:
