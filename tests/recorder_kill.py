@@ -48,11 +48,12 @@ def main() -> None:
         if child == 0:
             record_forever(base / f"run{number:02}", told)
         os.close(told)
-        os.read(heard, 1)
-        time.sleep(chance.uniform(0, 0.06))
+        accepted = 0
+        for _ in range(chance.randint(1, 60)):
+            accepted += len(os.read(heard, 1))
+        time.sleep(chance.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        accepted = 1
         while piece := os.read(heard, 1 << 16):
             accepted += len(piece)
         os.close(heard)

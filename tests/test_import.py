@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 from importing import imported, jsonl
+from test_import_dumps import slime_dump
 from test_import_texts import areal, areal_dump, prime_dump, summary
 
 from tokenaudit import lines, replay_log
@@ -20,37 +23,43 @@ from tokenaudit.importers.base import Lack
 
 ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
 
-AREAL_PLAN = """\
-format: areal (AReaL rollout dump, with its session trace)
-files: 4 with 1,093 bytes
-  7.jsonl
-  10.jsonl
-  11.jsonl
-  sessions-r0.jsonl
-versions: exact, span, none; counted in train steps, initial weights = 0 (--version-offset)
-columns: group_id, rollout_id, status, response_len, prompt_len, response_model_steps, response_mask, reward
-first put: task default, group 7, train step 3, 2 responses, 20 tokens, versions exact
-can't be told:
-  - the source records no refreshes and takes: replay simulates them, so shortfalls and leftovers are those of the \
-simulation
-"""
 GENERIC_PLAN = """\
 format: generic (any table with one response a row)
 files: 1 with 74 bytes
   mine.jsonl
 versions: exact, segment, span, start, none; counted in train steps, initial weights = 0 (--version-offset)
   read as (version - 1) * 1 train steps
-columns: {columns}
+reads: {columns}
 not read: extra (--map theirs=ours)
 first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
 can't be told: nothing is left out
 """
 
 
-def test_dry_run_of_areal(tmp_path: Path, run_cli):
-    ran = run_cli("import", areal_dump(tmp_path / "dump"), "--dry-run")
-    assert (ran.code, ran.out) == (0, AREAL_PLAN)
-    assert ran.err == "note: the files look like areal: AReaL rollout dump, with its session trace\n"
+TEXT = {"input": "q", "output": "a", "score": 1, "step": 1, "uid": "a_0_0"}
+DUMPS: dict[str, Callable[[Path], object]] = {
+    "areal": areal_dump,
+    "prime-rl": prime_dump,
+    "slime": slime_dump,
+    "verl": lambda folder: jsonl(
+        folder / "1.jsonl", {"input": "q", "output": "a", "score": 1, "step": 1, "uid": "a_0_0"}
+    ),
+    "tinker": lambda folder: jsonl(
+        folder / "iteration_8" / "train_rollout_summaries.jsonl", summary(8, 0, 0, 8, (5, 9))
+    ),
+    "generic": lambda folder: jsonl(folder / "mine.jsonl", ROW),
+}
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_dry_run_says_what_would_be_read_and_what_cannot_be_told(name: str, tmp_path: Path, run_cli):
+    DUMPS[name](tmp_path / "dump")
+    ran = run_cli("import", tmp_path / "dump", "--dry-run")
+    assert ran.code == 0
+    expected = (ROOT / "tests" / "dry_run" / f"{name}.txt").read_text()
+    assert re.sub(r"with [0-9,]+ bytes", "with N bytes", ran.out) == expected
+    assert ran.err.startswith(f"note: the files look like {name}: ")
+    assert ("note: 1 other file passed over" in ran.err) == (name in ("prime-rl", "slime"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump"]
 
 

@@ -113,8 +113,10 @@ def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
         recorder.refresh(2)
     assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
     (tmp_path / "theirs.parquet").write_bytes(b"")
-    with pytest.raises(RecordError, match=r"theirs\.parquet"):
-        Recorder(tmp_path, append=True)
+    for option in ("append", "force"):
+        with pytest.raises(RecordError, match=r"theirs\.parquet"):
+            Recorder(tmp_path, **{option: True})
+    assert (tmp_path / "part-000001.parquet").exists()
 
 
 def test_rows_that_wait_are_sealed_after_a_while(tmp_path: Path):
@@ -277,6 +279,39 @@ def test_lists_that_hold_no_numbers_are_told_at_the_end(tmp_path: Path):
     with pytest.raises(RecordError, match="4 events were not recorded"):
         recorder.close()
     assert [row["event_id"] for row in rows_of(tmp_path)] == [5]
+
+
+def test_values_that_cannot_even_be_looked_at_do_not_end_the_recording(tmp_path: Path):
+    class Odd:
+        def __len__(self) -> int:
+            return 2
+
+        def __array__(self, *_: object, **__: object) -> Any:
+            raise KeyError("odd")
+
+    recorder = Recorder(tmp_path, token_columns=True)
+    with pytest.raises((RecordError, KeyError)):
+        recorder.put([{"rollout_id": 1, "response_model_steps": Odd()}], group_id=1, train_step=1)
+    recorder.put([{"rollout_id": 1, "response_model_steps": (Odd(), 1)}], group_id=1, train_step=1)
+    recorder.refresh(2)
+    with pytest.raises(RecordError, match="1 events were not recorded"):
+        recorder.close()
+    assert [row["event"] for row in rows_of(tmp_path)] == ["refresh"]
+
+
+def test_a_forked_process_is_told_that_the_recorder_is_not_its_own(tmp_path: Path):
+    code = (
+        f"import os\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n        r.refresh(1)\n"
+        "    except tokenaudit.errors.RecordError as error:\n        os._exit(7 if 'forked' in str(error) else 1)\n"
+        "r.refresh(2)\nr.close()\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert ran.stdout == "7\n"
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
 
 
 def test_a_closed_recorder_refuses_events_and_closes_twice(tmp_path: Path):

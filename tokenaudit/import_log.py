@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from tokenaudit.errors import Problem, RecordError, SourceError
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
-from tokenaudit.log_writer import TOKEN_COLUMNS, Row, log_metadata, log_schema, log_table, sync_folder
+from tokenaudit.log_writer import Row, log_metadata, log_schema, log_table, sync_folder
+from tokenaudit.parts import cost_of
 from tokenaudit.record_rows import RESPONSE_COLUMNS, converted, event_row, put_rows
 from tokenaudit.schema import META_LIMITS, EventKind
 
@@ -94,7 +95,7 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
             imports.count(rows)
             watch.see(rows)
             pending += [row | {"event_id": event_id} for row in rows]
-            cost += sum(64 + sum(len(row[name]) for name in TOKEN_COLUMNS if row.get(name) is not None) for row in rows)
+            cost += cost_of(rows)
             if cost >= FLUSH_ELEMENTS:
                 _flush(writer, pending)
                 pending, cost = [], 0

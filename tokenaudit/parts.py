@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +11,61 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.errors import Problem, RecordError
-from tokenaudit.log_writer import seal, sync_folder
+from tokenaudit.log_writer import TOKEN_COLUMNS, Row, seal, sync_folder
 
 _PART = re.compile(r"part-(\d{6,})\.parquet")
 _UNSEALED = re.compile(r"\.part-\d{6,}\.parquet\.tmp")
+
+
+PART_ELEMENTS = 16_000_000
+"""Elements of token columns, plus `ROW_COST` per row, at which a part is sealed."""
+ROW_COST = 64
+"""What a row counts for, beside its lists, in bounds of memory."""
+
+
+class Pending:
+    """Rows that wait to be sealed.
+
+    Attributes:
+        rows: the rows, in order.
+        events: events they belong to.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._since = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows; they are sealed."""
+        self.rows = []
+        self.events = 0
+        self._cost = 0
+
+    def add(self, rows: list[Row]) -> None:
+        """Add the rows of one event."""
+        if not self.rows:
+            self._since = time.monotonic()
+        self.rows.extend(rows)
+        self.events += 1
+        self._cost += cost_of(rows)
+
+    def seconds_left(self, seconds: float) -> float | None:
+        """How long the rows may go on waiting, if they may wait for `seconds`; None without any."""
+        return max(0.0, self._since + seconds - time.monotonic()) if self.rows else None
+
+    def is_due(self, rows: int, seconds: float) -> bool:
+        """Whether there are `rows` of them, or many elements, or they have waited for `seconds`."""
+        if not self.rows:
+            return False
+        waited = time.monotonic() - self._since
+        return len(self.rows) >= rows or self._cost >= PART_ELEMENTS or waited >= seconds
+
+
+def cost_of(rows: Sequence[Row]) -> int:
+    """What rows take in bounds of memory: their list elements, and `ROW_COST` each."""
+    lists = (row[name] for row in rows for name in TOKEN_COLUMNS if row.get(name) is not None)
+    return ROW_COST * len(rows) + sum(map(len, lists))
 
 
 class PartFolder:
@@ -32,25 +84,25 @@ class PartFolder:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            there = sorted(path.glob("*.parquet"))
+            there = list(path.glob("*.parquet"))
             for leftover in path.iterdir():
                 if _UNSEALED.fullmatch(leftover.name):
                     leftover.unlink()
             if there and not append and not force:
                 hint = "choose another folder; --append goes on behind them, --force removes them"
                 raise RecordError(Problem(f"the folder already holds {len(there)} Parquet files", str(path), hint))
+            foreign = [part.name for part in there if not _PART.fullmatch(part.name)]
+            if foreign:
+                what = f"the folder holds {foreign[0]}, which is no part file"
+                raise RecordError(Problem(what, str(path), "choose another folder"))
             if force:
-                for part in _parts(there):
+                for part in there:
                     part.unlink()
                 there = []
         except OSError as error:
             what = f"can't write here: {error.strerror or error}"
             raise RecordError(Problem(what, str(path), "choose another folder")) from error
-        foreign = [part.name for part in there if not _PART.fullmatch(part.name)]
-        if foreign:
-            what = f"the folder holds {foreign[0]}, which is no part file"
-            raise RecordError(Problem(what, str(path), "choose another folder"))
-        parts = _parts(there)
+        parts = sorted(there, key=_number)
         self.last_event_id = _last_event_id(parts)
         self._number = _number(parts[-1]) if parts else 0
 
@@ -68,10 +120,6 @@ class PartFolder:
     def sync(self) -> None:
         """Make the folder itself last."""
         sync_folder(self.path.parent)
-
-
-def _parts(paths: Sequence[Path]) -> list[Path]:
-    return sorted((path for path in paths if _PART.fullmatch(path.name)), key=_number)
 
 
 def _number(part: Path) -> int:

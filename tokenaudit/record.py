@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,13 @@ from typing import Any, Self
 
 from tokenaudit.config import resolved
 from tokenaudit.errors import Problem, RecordError
-from tokenaudit.log_writer import TOKEN_COLUMNS, Row, log_metadata, log_table
-from tokenaudit.parts import PartFolder
+from tokenaudit.log_writer import Row, log_metadata, log_table
+from tokenaudit.parts import PartFolder, Pending, cost_of
 from tokenaudit.record_rows import converted, event_row, put_rows
 from tokenaudit.schema import DEFAULT_TASK, EventKind
 from tokenaudit.settings import load_settings
 
 SOURCE = "tokenaudit.Recorder"
-PART_ELEMENTS = 16_000_000
-"""Elements of token columns, plus `ROW_COST` per row, at which a part is sealed."""
-ROW_COST = 64
-"""What a row counts for, beside its lists, in bounds of memory."""
 SHOWN_REJECTED = 20
 
 _RETRY_SECONDS = 5.0
@@ -88,6 +84,7 @@ class Recorder:
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
         self._next_id = self._parts.last_event_id + 1
+        self._process = os.getpid()
         self._state = threading.Condition()
         self._queue: deque[tuple[list[Row], int]] = deque()
         self._queued = 0
@@ -186,7 +183,7 @@ class Recorder:
         self._thread.join()
 
     def _enqueue(self, rows: list[Row]) -> None:
-        cost = _cost(rows)
+        cost = cost_of(rows)
         with self._state:
             while not self._has_room(cost):
                 if self._when_full is WhenFull.DROP:
@@ -203,6 +200,9 @@ class Recorder:
 
     def _has_room(self, cost: int) -> bool:
         """Whether an event fits the queue; one that is larger than the whole queue fits an empty one."""
+        if os.getpid() != self._process:
+            what = "the recorder belongs to another process, which this one was forked from"
+            raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
         if self._closing:
             raise RecordError(Problem("the recorder is closed", str(self._parts.path), "record before close"))
         if self._failure is not None and self._when_full is WhenFull.BLOCK:
@@ -218,7 +218,7 @@ class Recorder:
 
     def _write(self) -> None:
         """The thread: gather rows, and seal them when there are enough or they have waited long enough."""
-        pending = _Pending()
+        pending = Pending()
         while not self._is_done(pending):
             if self._failure is not None:
                 self._wait(_RETRY_SECONDS)
@@ -230,7 +230,7 @@ class Recorder:
             if pending.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
                 self._seal(pending)
 
-    def _is_done(self, pending: _Pending) -> bool:
+    def _is_done(self, pending: Pending) -> bool:
         """Whether everything is sealed, or closing is asked for and the last part can't be written."""
         return self._is_ending() and (not pending.rows or self._failure is not None)
 
@@ -254,14 +254,17 @@ class Recorder:
             self._state.notify_all()
             return rows
 
-    def _gather(self, pending: _Pending, rows: list[Row]) -> None:
+    def _gather(self, pending: Pending, rows: list[Row]) -> None:
         try:
             pending.add([converted(row) for row in rows])
-        except RecordError as error:
+        except Exception as error:  # noqa: BLE001 - a strange value must not end the thread that all others wait for
             self.rejected_events += 1
-            self._rejected.extend(error.problems[: max(0, SHOWN_REJECTED - len(self._rejected))])
+            problems = (
+                error.problems if isinstance(error, RecordError) else (Problem(f"{type(error).__name__}: {error}"),)
+            )
+            self._rejected.extend(problems[: max(0, SHOWN_REJECTED - len(self._rejected))])
 
-    def _seal(self, pending: _Pending) -> None:
+    def _seal(self, pending: Pending) -> None:
         """Write a part; on failure the rows stay, and callers are told."""
         if not pending.rows:
             return
@@ -277,42 +280,6 @@ class Recorder:
         self._failure = None
         self.sealed_events += pending.events
         pending.clear()
-
-
-class _Pending:
-    """Rows that wait to be sealed."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.since = 0.0
-        self.clear()
-
-    def clear(self) -> None:
-        self.rows = []
-        self.events = 0
-        self.cost = 0
-
-    def add(self, rows: list[Row]) -> None:
-        if not self.rows:
-            self.since = time.monotonic()
-        self.rows.extend(rows)
-        self.events += 1
-        self.cost += _cost(rows)
-
-    def seconds_left(self, seconds: float) -> float | None:
-        return max(0.0, self.since + seconds - time.monotonic()) if self.rows else None
-
-    def is_due(self, rows: int, seconds: float) -> bool:
-        if not self.rows:
-            return False
-        waited = time.monotonic() - self.since
-        return len(self.rows) >= rows or self.cost >= PART_ELEMENTS or waited >= seconds
-
-
-def _cost(rows: Sequence[Row]) -> int:
-    """What rows take in bounds of memory: their list elements, and `ROW_COST` each."""
-    lists = (row[name] for row in rows for name in TOKEN_COLUMNS if row.get(name) is not None)
-    return ROW_COST * len(rows) + sum(map(len, lists))
 
 
 def _config_json(config: Path | str | Mapping[str, Any] | None) -> str | None:

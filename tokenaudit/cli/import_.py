@@ -78,7 +78,8 @@ def import_(
     del quiet, verbose
     from tokenaudit.importers import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.base import Context
-    from tokenaudit.render.imports import formats_text
+    from tokenaudit.render.imports import formats_text, imports_text
+    from tokenaudit.render.text import count_text
 
     if list_:
         streams.write_result(formats_text(IMPORTERS.values()))
@@ -90,7 +91,7 @@ def import_(
         streams.note(f"note: the files look like {importer.name}: {importer.title}")
     files, passed_over = files_of(importer, source)
     if passed_over:
-        streams.note(f"note: {passed_over} other files are passed over")
+        streams.note(f"note: {count_text(passed_over, 'other file')} passed over")
     context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
     if dry_run:
         _try(importer, files, context)
@@ -99,8 +100,6 @@ def import_(
     imports = _imported(importer, files, context, path)
     for limit in imports.limits:
         streams.show_warning(limit)
-    from tokenaudit.render.imports import imports_text
-
     streams.write_result(f"{path}: {imports_text(imports)}\n")
 
 

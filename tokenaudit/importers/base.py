@@ -46,9 +46,9 @@ class Lack(StrEnum):
     )
     CANCELLED = "generation cancelled in flight leaves no record: its tokens are missing from produced tokens"
     SNAPSHOT = "the source is what one buffer held at one moment: what came and went before is missing"
-    VERSIONS = "the source records no versions: staleness can't be told, only assumed with timeline.stamp_missing"
-    SPANS = "versions are known as spans only: token counts behind them are intervals"
-    STARTS = "only the version at the start is known, so tokens may be newer: token counts behind it are intervals"
+    VERSIONS = "responses without versions: their staleness can't be told, only assumed with timeline.stamp_missing"
+    SPANS = "responses whose versions are known as spans only: token counts behind them are intervals"
+    STARTS = "responses of which only the version at the start is known: token counts behind it are intervals"
     LENGTHS = "the source holds texts, not tokens: lengths are 0 and no token count can be told"
     MASK = "the source records no mask: every token counts as trainable"
     TRAINED_MASK = (

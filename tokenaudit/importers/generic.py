@@ -27,7 +27,10 @@ from tokenaudit.importers.base import (
 from tokenaudit.importers.fields import int_list, number
 from tokenaudit.importers.files import Record, first_keys, json_records
 from tokenaudit.log_writer import TOKEN_COLUMNS, Row
-from tokenaudit.schema import COLUMN_BY_NAME, ColumnType, EventKind
+from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
+
+COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
+"""Columns that a table may have; a log with version runs needs no import."""
 
 _IDS = ("group_id", "rollout_id")
 _KINDS = tuple(kind.value for kind in EventKind)
@@ -77,7 +80,7 @@ def _key(row: Row) -> object:
 
 def _row(data: dict[str, Any], context: Context) -> Row:
     row: Row = {}
-    for ours in COLUMN_BY_NAME:
+    for ours in COLUMNS:
         value = data.get(context.renamed.get(ours, ours))
         if value is not None and value != "":
             row[ours] = _value(ours, value)
@@ -177,7 +180,7 @@ def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
 
 def _parquet(path: Path, context: Context) -> Iterator[Record]:
     """Rows of the columns that have a place in a log; the others are never read."""
-    wanted = {context.renamed.get(ours, ours) for ours in COLUMN_BY_NAME}
+    wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
     row = 0
     try:
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
@@ -202,8 +205,8 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
     problems: list[Problem] = []
     for pair in pairs:
         theirs, _, ours = pair.rpartition("=")
-        if not theirs or ours not in COLUMN_BY_NAME:
-            hint = nearest_hint(ours, COLUMN_BY_NAME, "columns") if theirs else "write --map theirs=ours"
+        if not theirs or ours not in COLUMNS:
+            hint = nearest_hint(ours, COLUMNS, "columns") if theirs else "write --map theirs=ours"
             problems.append(Problem(f"--map {pair!r:.80} names no column of a log", None, hint))
         renamed[ours] = theirs
     if problems:
@@ -213,7 +216,7 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
 
 def unmapped(path: Path, renamed: dict[str, str]) -> list[str]:
     """Names in a file that have no place in a log and aren't mapped to one."""
-    return sorted(first_keys(path) - set(renamed.values()) - set(COLUMN_BY_NAME))
+    return sorted(first_keys(path) - set(renamed.values()) - set(COLUMNS))
 
 
 IMPORTER = Importer(
@@ -224,6 +227,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".jsonl", ".csv", ".parquet"),
     precisions=tuple(Precision),
-    reads=tuple(COLUMN_BY_NAME),
+    reads=COLUMNS,
     lacks=(),
 )

@@ -17,13 +17,17 @@ from tokenaudit.log_writer import Row
 
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.name == "traces.jsonl" and keys >= {"id", "env", "traces"}
+    return path.name == "traces.jsonl" and keys >= {"id", "env", "traces"} and not _is_evaluation(path)
+
+
+def _is_evaluation(path: Path) -> bool:
+    return "eval" in path.parts[-3:]
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Episodes as they arrived where `all` is there, else as they were trained; what was trained is a take."""
     seen: set[tuple[str, int]] = set()
-    train = [path for path in files if "eval" not in path.parts[-3:]]
+    train = [path for path in files if not _is_evaluation(path)]
     for (step, _), paths in itertools.groupby(train, key=lambda path: (_step(path), path.parent.parent)):
         kinds = {path.parent.name: path for path in paths}
         trained = kinds.get("effective")

@@ -26,12 +26,16 @@ _GENERATE = "sglang_generate"
 
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix == ".pt" and keys >= {"rollout_id", "samples"}
+    return path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_evaluation(path)
+
+
+def _is_evaluation(path: Path) -> bool:
+    return path.name.startswith("eval_")
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        if path.name.startswith("eval_"):
+        if _is_evaluation(path):
             continue
         try:
             dump = fields_of(loaded(path, context), "the dump")

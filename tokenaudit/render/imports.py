@@ -51,14 +51,14 @@ def plan_text(
     """
     count, total = size
     lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {count_text(total, 'byte')}"]
-    lines += [f"  {printable(path.name)}" for path in files]
+    lines += [f"  {printable(name)}" for name in _names(files)]
     if count > len(files):
         lines.append(f"  and {count - len(files):,} more")
     lines.append(f"versions: {_versions(importer)}")
     scale = context.versions
     if (scale.offset, scale.train_steps) != (importer.version_offset, 1):
         lines.append(f"  read as (version - {scale.offset}) * {scale.train_steps} train steps")
-    lines.append(f"columns: {', '.join(importer.reads)}")
+    lines.append(f"reads: {', '.join(importer.reads)}")
     if unmapped:
         lines.append(f"not read: {', '.join(map(printable, unmapped))} (--map theirs=ours)")
     lines.append(f"first put: {_put(first_put)}")
@@ -66,6 +66,12 @@ def plan_text(
     lines.append("can't be told:" if limits else "can't be told: nothing is left out")
     lines += [f"  - {limit}" for limit in limits]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Names of files, with some of their folders where names repeat."""
+    names = [path.name for path in files]
+    return names if len(set(names)) == len(names) else ["/".join(path.parts[-4:]) for path in files]
 
 
 def _put(rows: Sequence[Row] | None) -> str:
