@@ -109,7 +109,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
         (["mine.jsonl", "--from", "arael", "-o", "log.parquet"], "did you mean 'areal'?"),
         (["mine.jsonl", "--map", "a=group", "-o", "log.parquet"], "did you mean 'group_id'?"),
         (["mine.jsonl", "--map", "group_id", "-o", "log.parquet"], "write --map theirs=ours"),
-        (["mine.jsonl", "--sync-interval", "2", "-o", "log.parquet"], "count train steps, not weight pushes"),
+        (["mine.jsonl", "--from", "areal", "--sync-interval", "2", "-o", "log.parquet"], "count train steps, not weight pushes"),
         (["mine.jsonl", "--version-offset", "5", "-o", "log.parquet"], "version 0 lies outside the run"),
         (["mine.jsonl", "--from", "areal", "--map", "a=group_id", "-o", "log.parquet"], "--map is for generic tables"),
         (["other.jsonl", "-o", "log.parquet"], "look like no known format"),
@@ -141,6 +141,13 @@ def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path: Path, run_
     assert ran.err.count("error: prompt_len 99 exceeds seqlen 14") == 20
     assert "error: 12 more faults" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+def test_versions_of_a_table_may_count_pushes(tmp_path: Path, run_cli):
+    path = jsonl(tmp_path / "mine.jsonl", ROW | {"train_step": 9, "model_step": 3})
+    options = ["--version-offset", "1", "--sync-interval", "4"]
+    assert run_cli("import", path, "-o", "log.parquet", *options).code == 0
+    assert pq.read_table(tmp_path / "log.parquet")["model_step"].to_pylist() == [8]
 
 
 def test_versions_that_begin_anew_are_noticed(tmp_path: Path):

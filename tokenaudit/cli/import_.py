@@ -106,7 +106,7 @@ def import_(
 def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:
     from tokenaudit.importers.base import VersionScale
 
-    if interval is not None and not importer.counts_pushes:
+    if interval is not None and not importer.counts_pushes and importer.name != "generic":
         what = f"--sync-interval: versions of {importer.name} count train steps, not weight pushes"
         raise UsageError(Problem(what, None, "leave it out"))
     return VersionScale(importer.version_offset if offset is None else offset, interval or 1)
