@@ -109,7 +109,10 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
         (["mine.jsonl", "--from", "arael", "-o", "log.parquet"], "did you mean 'areal'?"),
         (["mine.jsonl", "--map", "a=group", "-o", "log.parquet"], "did you mean 'group_id'?"),
         (["mine.jsonl", "--map", "group_id", "-o", "log.parquet"], "write --map theirs=ours"),
-        (["mine.jsonl", "--from", "areal", "--sync-interval", "2", "-o", "log.parquet"], "count train steps, not weight pushes"),
+        (
+            ["mine.parquet", "--from", "trl", "--sync-interval", "2", "-o", "log.parquet"],
+            "count train steps, not weight",
+        ),
         (["mine.jsonl", "--version-offset", "5", "-o", "log.parquet"], "version 0 lies outside the run"),
         (["mine.jsonl", "--from", "areal", "--map", "a=group_id", "-o", "log.parquet"], "--map is for generic tables"),
         (["other.jsonl", "-o", "log.parquet"], "look like no known format"),

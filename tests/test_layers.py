@@ -205,7 +205,15 @@ HEAVY = ("torch", "polars", "pyarrow", "numpy")
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["record", "--help"], ["import", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["replay", "--help"],
+        ["inspect", "-h"],
+        ["lint", "--help"],
+        ["record", "--help"],
+        ["import", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]):
     code = (

@@ -22,13 +22,16 @@ CASES = [
 ]
 
 
-def state_of(row: dict[str, Any]) -> FakeState:
-    """A rollout state as the trainer hands it to the buffer."""
+def state_of(row: dict[str, Any], ids: dict[int, list[int]]) -> FakeState:
+    """A rollout state as the trainer hands it to the buffer; tokens that aren't continued from are made anew."""
+    first = sum(map(len, ids.values()))
+    new = range(first, first + row["response_len"] - row["prior_len"])
+    ids[row["rollout_id"]] = ids.get(row["rollout_id"], [])[: row["prior_len"]] + list(new)
     return FakeState(
         rollout_id=row["rollout_id"],
         group_id=row["group_id"],
         status=FakeStatus(row["status"]),
-        response_ids=list(range(row["response_len"])),
+        response_ids=list(ids[row["rollout_id"]]),
         response_model_steps=row["response_model_steps"],
         response_mask=row["response_mask"],
         reward=None if row["reward"] is None else {"score": row["reward"]},
@@ -41,6 +44,7 @@ class Trainer:
 
     def __init__(self, buffer: FakeReplayBuffer, config: Config, tasks: list[str]) -> None:
         self._buffer = buffer
+        self._ids: dict[str, dict[int, list[int]]] = {task: {} for task in tasks}
         interval = config.timeline.sync_weights_interval
         policies = {task: config.task_policy(task) for task in tasks}
         self._stale = {task: (policy.max_staleness + 1) * interval for task, policy in policies.items()}
@@ -58,7 +62,7 @@ class Trainer:
             step, task = first["train_step"], first["task_name"]
             if first["event"] == "put":
                 await self._buffer.put(
-                    [state_of(row) for row in events[position]],
+                    [state_of(row, self._ids[task]) for row in events[position]],
                     task,
                     model_step=first["model_step"],
                     current_train_step=step,
@@ -90,11 +94,21 @@ def test_a_run_like_a_golden_case_is_recorded_event_by_event(case: Path, tmp_pat
     config = load_settings(config_path=config_path, working_dir=tmp_path, isolated=True).config
     buffer = FakeReplayBuffer(by_staleness=config.buffer.replay_policy.value == "staleness")
     tasks = list(dict.fromkeys(row["task_name"] for row in rows if row["task_name"]))
-    with Recorder(tmp_path / "log", config_path, token_columns=True) as recorder:
+    with Recorder(tmp_path / "log", config_path) as recorder:
         attach_xtuner(buffer, recorder)
         asyncio.run(Trainer(buffer, config, tasks).follow(rows, recorder))
     recorded = pq.read_table(tmp_path / "log").to_pylist()
-    for name in ("event", "train_step", "task_name", "group_id", "rollout_id", "status", "model_step", "batch_size"):
+    for name in (
+        "event",
+        "train_step",
+        "task_name",
+        "group_id",
+        "rollout_id",
+        "status",
+        "model_step",
+        "batch_size",
+        "prior_len",
+    ):
         assert [row[name] for row in recorded] == [row[name] for row in rows], name
     again = replay_log(tmp_path / "log", isolated=True, with_groups=True).result
     expected = replay_log(case / "log.parquet", config_path=config_path, with_groups=True).result

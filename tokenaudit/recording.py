@@ -29,8 +29,9 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
 
     The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
     runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
-    the arguments that were passed and the responses as they were before the buffer changed them. Calls that raise
-    record nothing. Values that can't be recorded are told as a `RuntimeWarning`; the call itself always goes through.
+    the arguments that were passed and the responses as they were before the buffer changed them. What a response
+    continues from is told from the token ids that it was sampled with. Calls that raise record nothing. Values that
+    can't be recorded are told as a `RuntimeWarning`; the call itself always goes through.
 
     The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
 
@@ -68,6 +69,8 @@ class _Attachment:
         self._recorder = recorder
         self._lock = asyncio.Lock()
         self._train_step: int | None = None
+        self._held: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """Length and hash of the tokens that sampled responses went off with, by task, rollout and segment."""
 
     def wrapped(self, method: Method, handler: Callable[[Mapping[str, Any]], Callable[[Any], None]]) -> Method:
         signature = inspect.signature(method)
@@ -95,7 +98,13 @@ class _Attachment:
         states: Sequence[Any] = next(iter(arguments.values()))
         rows = [response_row(state) for state in states]
         train_step = self._step(arguments)
-        shared = {"model_step": arguments.get("model_step"), "task_name": arguments.get("task_name", "default")}
+        task_name = arguments["task_name"]
+        shared = {"model_step": arguments.get("model_step"), "task_name": task_name}
+        for key, row in zip(_keys(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
+            held = self._held.pop(key, (0, 0))
+            # fewer versions than tokens tell it already
+            if len(row["response_model_steps"]) == row["response_len"]:
+                row["prior_len"] = held[0] if _print(row["response_ids"][: held[0]]) == held else 0
 
         def record(_: Any) -> None:
             if not rows:
@@ -120,6 +129,8 @@ class _Attachment:
                 self._recorder.take(train_step, int(arguments["batch_size"]), task_name=task_name)
                 return
             for group in groups:
+                keys = _keys(task_name, [int(state.rollout_id) for state in group])
+                self._held.update(zip(keys, (_print(state.response_ids or ()) for state in group), strict=True))
                 self._recorder.sample(int(group[0].group_id), pool, task_name=task_name)
 
         return record
@@ -145,6 +156,17 @@ class _Attachment:
         if step is not None:
             self._train_step = int(step)
         return 1 if self._train_step is None else self._train_step
+
+
+def _keys(task_name: str, rollout_ids: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Task, rollout and segment of the responses of a group."""
+    return [(task_name, rollout, rollout_ids[:index].count(rollout)) for index, rollout in enumerate(rollout_ids)]
+
+
+def _print(ids: Iterable[int]) -> tuple[int, int]:
+    """Length and hash of token ids."""
+    listed = tuple(map(int, ids))
+    return len(listed), hash(listed)
 
 
 def response_row(state: Any) -> Row:
