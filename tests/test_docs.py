@@ -20,7 +20,21 @@ TEXT = README.read_text()
 BASH = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL))
 COMMANDS = [line for line in BASH.splitlines() if line.startswith("tokenaudit ")]
 TEST_COMMAND = "pip install '.[test]' && pytest"
-NAMES = ("replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate")
+NAMES = (
+    "replay",
+    "simulate",
+    "workload",
+    "inspect",
+    "mask",
+    "compact",
+    "lint",
+    "diff",
+    "gate",
+    "record",
+    "import",
+    "audit",
+    "explain",
+)
 MAIN_COMMAND = "pip install . && tokenaudit replay sample_data/rollouts.parquet"
 
 
@@ -96,7 +110,8 @@ def test_the_readme_gate_fails_as_shown(checkout: Path):
 
 
 @pytest.mark.parametrize(
-    "command", ["replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate"]
+    "command",
+    ["replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate", "record", "import"],
 )
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")

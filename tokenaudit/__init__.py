@@ -10,14 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tokenaudit.record import Recorder
     from tokenaudit.render.frames import rows_frame
     from tokenaudit.session import replay_log
     from tokenaudit.simulating import simulate_workload
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "replay_log", "rows_frame", "simulate_workload"]
+__all__ = ["Recorder", "__version__", "replay_log", "rows_frame", "simulate_workload"]
 
 _HOMES = {
+    "Recorder": "tokenaudit.record",
     "replay_log": "tokenaudit.session",
     "rows_frame": "tokenaudit.render.frames",
     "simulate_workload": "tokenaudit.simulating",

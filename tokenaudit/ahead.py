@@ -14,8 +14,9 @@ T = TypeVar("T")
 class Ahead(Generic[T]):
     """Runs an iterable in a thread; its items wait here, in order, for whoever iterates.
 
-    The thread stops and waits once the items that wait weigh `limit` or more, so one item may exceed it. An
-    exception is raised at the place in the order where it happened. Leaving the `with` block ends the thread.
+    The thread waits while the items that wait weigh `limit` or more, so that one item may exceed it; one item
+    always has room. An exception is raised at the place in the order where it happened. Leaving the `with` block
+    ends the thread.
 
     Args:
         items: what to run; only the thread touches it.
@@ -58,12 +59,15 @@ class Ahead(Generic[T]):
         if self._error is not None:
             raise self._error
 
+    def _has_room(self) -> bool:
+        return self._weight < self._limit or not self._waiting or self._is_abandoned
+
     def _run(self) -> None:
         try:
             for item in self._items:
                 weight = self._weigh(item)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._weight < self._limit or self._is_abandoned)
+                    self._changed.wait_for(self._has_room)
                     if self._is_abandoned:
                         return
                     self._waiting.append((item, weight))

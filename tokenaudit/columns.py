@@ -62,7 +62,13 @@ def nulls(array: pa.Array) -> Bools:
     """True where a value is null."""
     if array.null_count == 0:
         return np.zeros(len(array), dtype=np.bool_)
-    return array.is_null().to_numpy(zero_copy_only=False)
+    validity = array.buffers()[0]
+    if validity is None:
+        return array.is_null().to_numpy(zero_copy_only=False)
+    # the bits are there already: unpacking them costs a tenth of an Arrow kernel on a small batch
+    end = array.offset + len(array)
+    bits = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")
+    return bits[array.offset :] == 0
 
 
 def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
@@ -108,7 +114,7 @@ def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None]
     values = _texts(encoded.dictionary)
     indices = integers(encoded.indices, rows, fill=len(values))
     codes = np.full(len(values) + 1, code_of(None) if indices.max(initial=0) == len(values) else 0, dtype=np.int64)
-    for index in np.unique(indices[indices < len(values)]).tolist():
+    for index in np.flatnonzero(np.bincount(indices, minlength=len(codes))[: len(values)]).tolist():
         codes[index] = code_of(values[index])
     return codes[indices]
 

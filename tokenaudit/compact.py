@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -19,6 +20,7 @@ from tokenaudit.runs import MISSING_VERSION, is_prefix
 from tokenaudit.schema import (
     COLUMN_BY_NAME,
     META_CONFIG,
+    META_LIMITS,
     META_SCHEMA_VERSION,
     META_SOURCE,
     RUN_FIELDS,
@@ -99,7 +101,8 @@ def write_compact(
 
 
 def _metadata(log: Log) -> dict[str, str]:
-    told = {META_CONFIG: log.config_json, META_SOURCE: log.source}
+    limits = json.dumps(log.limits, ensure_ascii=False) if log.limits else None
+    told = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
     return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {key: value for key, value in told.items() if value is not None}
 
 

@@ -46,6 +46,14 @@ class LogError(TokenauditError):
     """A log that can't be read, or holds structural faults."""
 
 
+class RecordError(TokenauditError):
+    """An event that can't be recorded, or a recording that can't be written."""
+
+
+class SourceError(TokenauditError):
+    """A file of another framework that can't be read, or isn't what it was taken for."""
+
+
 class ResultError(TokenauditError):
     """A saved result that can't be read or isn't one."""
 

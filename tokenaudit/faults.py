@@ -87,7 +87,7 @@ class BatchFaults:
     """
 
     def __init__(self, path: Path, first_row: int, rows: int) -> None:
-        self._path = path
+        self.path = path
         self._first_row = first_row
         self.is_faulty = np.zeros(rows, dtype=np.bool_)
         self.counts: Counter[FaultKind] = Counter()
@@ -114,7 +114,7 @@ class BatchFaults:
         self.is_faulty |= is_faulty
         self.counts[kind] += len(positions)
         for position in positions[:SHOWN_FAULTS].tolist():
-            self.shown.append(Fault(self._path, self._first_row + position, column, describe(position), kind))
+            self.shown.append(Fault(self.path, self._first_row + position, column, describe(position), kind))
 
 
 class Faults:

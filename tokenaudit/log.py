@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from tokenaudit.errors import LogError, Problem, nearest_hint
 from tokenaudit.schema import (
     COLUMNS,
     META_CONFIG,
+    META_LIMITS,
     META_SCHEMA_VERSION,
     META_SOURCE,
     META_TRUNCATED,
@@ -38,6 +40,9 @@ MAX_ROW_ELEMENTS = 2**24
 
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
+
+MAX_LIMITS = 50
+"""Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
 
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
@@ -75,6 +80,7 @@ class Log:
         columns: columns of the schema that at least one file has, in schema order.
         metadata: what the files say of the whole, by key.
         notes: what a person should know about it: columns not read, configs that differ between files.
+        limits: what its source leaves out, and which questions it therefore can't answer.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Log:
     columns: tuple[str, ...]
     metadata: Mapping[str, str]
     notes: tuple[str, ...]
+    limits: tuple[str, ...]
 
     @property
     def config_json(self) -> str | None:
@@ -147,6 +154,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     files: list[LogFile] = []
     notes: list[str] = []
     metadata: dict[str, str] = {}
+    limits: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for path in (path for group, _ in found for path in group):
         opened = _open_file(path, known, problems)
@@ -155,6 +163,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         file, names, file_metadata = opened
         files.append(file)
         unknown.update(dict.fromkeys(name for name in names if name not in known))
+        limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
@@ -174,6 +183,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         columns=tuple(column.name for column in table if column.name in present),
         metadata=metadata,
         notes=(*_misspelled(known, present, unknown), *notes),
+        limits=tuple(limits)[:MAX_LIMITS],
     )
 
 
@@ -234,8 +244,8 @@ def _open_file(
             return None
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema = parquet.schema_arrow
-            metadata = _text_metadata(schema.metadata)
             footer = parquet.metadata
+            metadata = _text_metadata(footer.metadata)
             rows = footer.num_rows
             before = len(problems)
             problems.extend(_schema_problems(path, schema, known, metadata))
@@ -273,8 +283,17 @@ def first_line(error: Exception) -> str:
 
 
 def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
-    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED)
+    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
     return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
+
+
+def _limits(text: str) -> list[str]:
+    """The sentences in the metadata; nothing if it isn't a JSON list of texts."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _schema_problems(

@@ -14,7 +14,7 @@ from tokenaudit.config_warnings import config_warnings
 from tokenaudit.digest import KIND_CODE, PRIOR_ASSUMED, Digest
 from tokenaudit.ledger import Ledger
 from tokenaudit.log import Log
-from tokenaudit.result import Coverage, Notice
+from tokenaudit.result import Coverage, Notice, Result, intervals_text
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import EventKind
 from tokenaudit.settings import OVERRIDE
@@ -29,6 +29,7 @@ def notices(
     warnings = config_warnings(config, recorded_sync_weights_interval(log), digest.tasks)
     return [
         *(Notice(warning.code, warning.message, warning.cost) for warning in warnings),
+        *(Notice("source-limit", limit) for limit in log.limits),
         *(Notice("log-note", note) for note in log.notes),
         *_coverage_notices(digest, coverage),
         *_put_notices(digest),
@@ -59,6 +60,19 @@ def override_notices(
             message = f"-s {key} changes nothing: batch sizes and steps come from the recorded timeline"
             found.append(Notice("no-effect", message, "--timeline simulated uses it."))
     return found
+
+
+def span_notice(result: Result, responses: int) -> Notice:
+    """That versions are known as spans, and which totals depend on it.
+
+    Args:
+        result: a result with its intervals.
+        responses: responses whose versions are spans.
+    """
+    message = f"versions of {responses} responses are known as spans: rows and totals read them as old as they may be"
+    if not result.intervals:
+        return Notice("version-spans", message, "No total differs when they are read as new as they may be.")
+    return Notice("version-spans", message, f"Between both readings: {intervals_text(result.intervals)}.")
 
 
 def recorded_sync_weights_interval(log: Log) -> int | None:

@@ -34,6 +34,10 @@ _SAMPLE = KIND_CODE[EventKind.SAMPLE]
 MAX_TASKS = 1_000
 """Tasks a log may have; every step row holds every metric for each of them."""
 
+MAX_RUNS = 2**24
+"""Version runs that any log may have; more are refused where responses have more than `MAX_MEAN_RUNS` on average."""
+MAX_MEAN_RUNS = 64
+
 _AHEAD_BYTES = 64 << 20
 """Bytes of checked rows that may wait for the rows before them."""
 
@@ -117,7 +121,7 @@ class _Gathered:
         self._faulty_groups: dict[Group, None] = {}
         self._faulty_tokens = 0
         self._parts: list[_Tables] = []
-        self._rows = 0
+        self._rows = self._responses = self._runs = 0
 
     def add(self, rows: CheckedRows) -> None:
         """Gather the next batch."""
@@ -129,6 +133,7 @@ class _Gathered:
             self._note_groups(rows)
         if self._faults and not self._quarantine:
             return
+        self._limit_runs(rows)
         is_put = rows.events["kind"] == _PUT
         self._faulty_tokens += int(_new_tokens(rows.responses)[is_put & is_faulty].sum())
         self._parts.append(
@@ -138,6 +143,15 @@ class _Gathered:
                 {name: getattr(rows.runs, name) for name in VersionRuns._fields},
             )
         )
+
+    def _limit_runs(self, rows: CheckedRows) -> None:
+        """Memory grows with version changes: a log in which the version changes all the time isn't one of a trainer."""
+        self._responses += len(rows.runs.counts)
+        self._runs += len(rows.runs.tokens)
+        if self._runs > max(MAX_RUNS, MAX_MEAN_RUNS * self._responses):
+            what = f"the version changes {self._runs} times in the first {self._responses} responses"
+            hint = "response_model_steps holds the policy version of each token, which changes at weight syncs"
+            raise LogError(Problem(what, f"{rows.faults.path}, column response_model_steps", hint))
 
     def _note_groups(self, rows: CheckedRows) -> None:
         """Remember the groups of faulty rows; faulty rows outside any group can't be quarantined."""

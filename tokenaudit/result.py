@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -147,6 +147,8 @@ class Result:
         selection: the steps that were selected, such as "10..20"; None for all of them.
         simulation: about a simulated run; None for a replay.
         definitions: fingerprint of the metric definitions behind the figures; empty where a saved form has none.
+        intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
+            readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
     """
 
     kind: str
@@ -164,6 +166,7 @@ class Result:
     selection: str | None = None
     simulation: Simulation | None = None
     definitions: str = m.definitions_hash()
+    intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -188,6 +191,7 @@ def build_result(
     coverage: Coverage,
     with_groups: bool = False,
     simulation: Simulation | None = None,
+    newest: Ledger | None = None,
 ) -> Result:
     """Turn a counted run into a result.
 
@@ -202,6 +206,7 @@ def build_result(
         coverage: how much of the log the run stands on, without the counterfactual share.
         with_groups: add the ids of taken and expired groups to every row.
         simulation: about a simulated run; its rows have more metrics.
+        newest: the same run with every token as new as the source allows, where versions are spans.
     """
     tasks = ledger.tasks
     total = combined(ledger.totals.values())
@@ -228,7 +233,19 @@ def build_result(
         steps=[_row(row, tasks, metrics, with_groups) for row in ledger.rows],
         tail=_row(ledger.tail, tasks, metrics, with_groups),
         simulation=simulation,
+        intervals={} if newest is None else _intervals(total, combined(newest.totals.values())),
     )
+
+
+def _intervals(oldest: Account, newest: Account) -> dict[str, tuple[int | float, int | float]]:
+    """The metrics in whose totals two readings differ, with the lesser value first."""
+    intervals: dict[str, tuple[int | float, int | float]] = {}
+    for metric in ROW_METRICS:
+        values = [account.value(metric) for account in (oldest, newest)] if metric.total is not Total.STATE else []
+        known = sorted(value for value in values if value is not None)
+        if len(known) == 2 and known[0] != known[1]:
+            intervals[metric.name] = (known[0], known[1])
+    return intervals
 
 
 def _count(account: Account, metric: Metric) -> int:
@@ -287,6 +304,11 @@ def _conservation(account: Account) -> dict[str, int]:
     return {metric.name: _count(account, metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
 
 
+def intervals_text(intervals: Mapping[str, tuple[int | float, int | float]]) -> str:
+    """Intervals by metric in one line."""
+    return ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in intervals.items())
+
+
 def result_to_json(result: Result) -> str:
     """The saved form, one value a line, with a line feed at the end."""
     envelope = {
@@ -301,6 +323,7 @@ def result_to_json(result: Result) -> str:
         "config": result.config,
         "warnings": [asdict(entry) for entry in result.warnings],
         "coverage": asdict(result.coverage),
+        "intervals": result.intervals,
         "totals": result.totals,
         "ledger": result.ledger,
         "steps": result.steps,

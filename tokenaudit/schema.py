@@ -15,6 +15,8 @@ META_SCHEMA_VERSION = "tokenaudit.schema_version"
 META_CONFIG = "tokenaudit.config"
 META_SOURCE = "tokenaudit.source"
 META_TRUNCATED = "tokenaudit.truncated_responses"
+META_LIMITS = "tokenaudit.limits"
+"""JSON list of sentences: what the log's source leaves out, and which questions it therefore can't answer."""
 
 VERSION_RUNS = "response_version_runs"
 """The column that stores version runs in place of a version and a mask entry per token."""
@@ -137,6 +139,18 @@ COLUMNS: tuple[Column, ...] = (
         ColumnType.INTEGER_LIST,
         _PUT,
         "version of each token; a shorter list is a prefix and `model_step` made the rest",
+    ),
+    Column(
+        "model_step_end",
+        ColumnType.INTEGER,
+        _PUT,
+        "newest version the tokens may have, where `model_step` is only the oldest they may have",
+    ),
+    Column(
+        "version_precision",
+        ColumnType.TEXT,
+        _PUT,
+        "how well the source tells versions: `exact` (default), `segment`, `span`, `start` or `none`",
     ),
     _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
     _read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ from tokenaudit.errors import Problem, ResultError
 from tokenaudit.files import read_bounded
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, open_log
-from tokenaudit.notices import notices, override_notices
+from tokenaudit.notices import notices, override_notices, span_notice
+from tokenaudit.precision import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
@@ -69,7 +70,8 @@ def load_log(
         isolated=isolated,
         log_config=log.config_json,
     )
-    read = read_digest if cache is None else cache.read_digest
+    # what is kept of a digest doesn't tell the rows that versions known as spans stand in
+    read = read_digest if cache is None or NEWEST in log.columns else cache.read_digest
     digest = read(
         log,
         quarantine=quarantine,
@@ -174,6 +176,8 @@ def replay_digest(
     progress = stage(on_progress, "replaying", len(digest.events.kind))
     events = replay(digest, config, kind, progress)
     ledger = count(events if observe is None else observed(events, observe), run_tasks(digest, config))
+    newest = newest_reading(log, digest)
+    ledger_of_newest = None if newest is None else count(replay(newest, config, kind), run_tasks(digest, config))
     runs = digest.runs
     coverage = Coverage(
         quarantined_groups=digest.quarantined_groups,
@@ -182,7 +186,7 @@ def replay_digest(
         stamped_tokens=int(runs.tokens[runs.model_step == MISSING_VERSION].sum(dtype=np.int64)),
         unscored_rewards=digest.unscored_rewards,
     )
-    return build_result(
+    result = build_result(
         ledger,
         kind=KIND_REPLAY,
         inputs=[InputInfo(digest.name, digest.rows, digest.content_hash())],
@@ -195,7 +199,11 @@ def replay_digest(
         ],
         coverage=coverage,
         with_groups=with_groups,
+        newest=ledger_of_newest,
     )
+    if newest is None:
+        return result
+    return replace(result, warnings=(*result.warnings, span_notice(result, uncertain_responses(digest, newest))))
 
 
 def config_source(settings: Settings) -> str:

@@ -17,9 +17,11 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.compact import compact
 from tokenaudit.cli.diff import diff
 from tokenaudit.cli.gate import gate
+from tokenaudit.cli.import_ import import_
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.mask import mask
+from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
 from tokenaudit.cli.simulate import simulate
 from tokenaudit.cli.workload import workload
@@ -51,6 +53,8 @@ app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(c
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
 app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
+app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
+app.command("import", epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet")(import_)
 
 
 def _show_version(asked: bool) -> None:

@@ -32,7 +32,7 @@ from tokenaudit.render.summary import (
     width_priority,
 )
 from tokenaudit.render.text import count_text, printable, share_text, sparkline, value_text
-from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
+from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData, intervals_text
 
 SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""
@@ -82,6 +82,9 @@ def _parts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
     yield Text()
     yield _ledger_table(result, options)
     yield from _group_lines(result)
+    if result.intervals:
+        yield Text()
+        yield Text(_wrapped(f"versions are spans: {intervals_text(result.intervals)}", options))
     yield Text()
     yield Text(_wrapped(verdict(result), options), style="bold")
     yield from (Text(_wrapped(line, options)) for line in simulation_lines(result))

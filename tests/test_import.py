@@ -1,0 +1,234 @@
+"""`tokenaudit import`: what it says, what it refuses, and what hostile or large files do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT
+from importing import imported, jsonl
+from test_import_dumps import slime_dump
+from test_import_texts import areal, areal_dump, prime_dump, summary
+
+from tokenaudit import lines, replay_log
+from tokenaudit.importers import IMPORTERS
+from tokenaudit.importers.base import Lack
+
+ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
+
+GENERIC_PLAN = """\
+format: generic (any table with one response a row)
+files: 1 with 74 bytes
+  mine.jsonl
+versions: exact, segment, span, start, none; counted in train steps, initial weights = 0 (--version-offset)
+  read as (version - 1) * 1 train steps
+reads: {columns}
+not read: extra (--map theirs=ours)
+first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
+can't be told: nothing is left out
+"""
+
+
+TEXT = {"input": "q", "output": "a", "score": 1, "step": 1, "uid": "a_0_0"}
+DUMPS: dict[str, Callable[[Path], object]] = {
+    "areal": areal_dump,
+    "prime-rl": prime_dump,
+    "slime": slime_dump,
+    "verl": lambda folder: jsonl(
+        folder / "1.jsonl", {"input": "q", "output": "a", "score": 1, "step": 1, "uid": "a_0_0"}
+    ),
+    "tinker": lambda folder: jsonl(
+        folder / "iteration_8" / "train_rollout_summaries.jsonl", summary(8, 0, 0, 8, (5, 9))
+    ),
+    "generic": lambda folder: jsonl(folder / "mine.jsonl", ROW),
+}
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_dry_run_says_what_would_be_read_and_what_cannot_be_told(name: str, tmp_path: Path, run_cli):
+    DUMPS[name](tmp_path / "dump")
+    ran = run_cli("import", tmp_path / "dump", "--dry-run")
+    assert ran.code == 0
+    expected = (ROOT / "tests" / "dry_run" / f"{name}.txt").read_text()
+    assert re.sub(r"with [0-9,]+ bytes", "with N bytes", ran.out) == expected
+    assert ran.err.startswith(f"note: the files look like {name}: ")
+    assert ("note: 1 other file passed over" in ran.err) == (name in ("prime-rl", "slime"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump"]
+
+
+def test_dry_run_of_a_table(tmp_path: Path, run_cli):
+    path = jsonl(tmp_path / "mine.jsonl", {"g": 1, "train_step": 1, "response_len": 5, "model_step": 1, "extra": 7})
+    options = ["--from", "generic", "--map", "g=group_id", "--task", "math", "--version-offset", 1, "--dry-run"]
+    ran = run_cli("import", path, *options)
+    expected = GENERIC_PLAN.format(columns=", ".join(IMPORTERS["generic"].reads))
+    assert (ran.code, ran.out, ran.err) == (0, expected, "")
+
+
+def test_the_list_names_every_format(run_cli):
+    ran = run_cli("import", "--list")
+    assert ran.code == 0
+    assert [line.split(":")[0] for line in ran.out.splitlines() if not line.startswith(" ")] == list(IMPORTERS)
+
+
+def test_an_import_says_what_it_read_and_what_is_left_out(tmp_path: Path, run_cli):
+    ran = run_cli("import", prime_dump(tmp_path / "dump"), "-o", "log.parquet")
+    expected = (
+        "log.parquet: 3 puts, 1 take · 4 responses · 24 tokens · train steps 5 to 5 · versions exact (2), span (2)\n"
+    )
+    assert (ran.code, ran.out) == (0, expected)
+    assert f"warning: {Lack.CANCELLED}\n" in ran.err
+    again = run_cli("replay", "log.parquet")
+    assert again.code == 0
+    assert f"warning: {Lack.CANCELLED}\n" in again.err
+
+
+def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
+    path = jsonl(tmp_path / "mine.jsonl", ROW)
+    assert run_cli("import", path, "-o", "log.parquet", "-q").code == 0
+    ran = run_cli("import", path, "-o", "log.parquet")
+    assert ran.code == 2
+    assert "the file is there already" in ran.err
+    assert run_cli("import", path, "-o", "log.parquet", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine.jsonl"], "-o is missing"),
+        (["mine.jsonl", "-o", "log.json"], "-o names no .parquet file"),
+        (["mine.jsonl", "-o", "no/log.parquet"], "create no first"),
+        ([], "nothing to import"),
+        (["nothing", "-o", "log.parquet"], "there is no such file or folder"),
+        (["mine.jsonl", "--from", "arael", "-o", "log.parquet"], "did you mean 'areal'?"),
+        (["mine.jsonl", "--map", "a=group", "-o", "log.parquet"], "did you mean 'group_id'?"),
+        (["mine.jsonl", "--map", "group_id", "-o", "log.parquet"], "write --map theirs=ours"),
+        (
+            ["mine.parquet", "--from", "trl", "--sync-interval", "2", "-o", "log.parquet"],
+            "count train steps, not weight",
+        ),
+        (["mine.jsonl", "--version-offset", "5", "-o", "log.parquet"], "version 0 lies outside the run"),
+        (["mine.jsonl", "--from", "areal", "--map", "a=group_id", "-o", "log.parquet"], "--map is for generic tables"),
+        (["other.jsonl", "-o", "log.parquet"], "look like no known format"),
+        (["empty", "-o", "log.parquet"], "the folder holds no file to import"),
+        (["mixed", "-o", "log.parquet"], "several formats: generic (1 file), tinker (1 file)"),
+        (["blank.jsonl", "--from", "generic", "-o", "log.parquet"], "the files hold no response"),
+        (["mine.parquet", "--from", "generic", "-o", "mine.parquet", "--force"], "overwrite what is being read"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: list[str], message: str, tmp_path: Path, run_cli):
+    jsonl(tmp_path / "mine.jsonl", ROW)
+    jsonl(tmp_path / "other.jsonl", {"a": 1})
+    jsonl(tmp_path / "mixed" / "a.jsonl", ROW)
+    jsonl(tmp_path / "mixed" / "b.jsonl", summary(0, 0, 0, 0))
+    jsonl(tmp_path / "blank.jsonl")
+    (tmp_path / "mine.parquet").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    ran = run_cli("import", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert not (tmp_path / "log.parquet").exists()
+
+
+def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path: Path, run_cli):
+    faulty = [areal(7, index, prompt_len=99) for index in range(30)]
+    jsonl(tmp_path / "dump" / "2" / "7.jsonl", areal(7, 50), *faulty, "{", "[" * 100_000)
+    ran = run_cli("import", "--from", "areal", tmp_path / "dump", "-o", "log.parquet")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("error: prompt_len 99 exceeds seqlen 14") == 20
+    assert "error: 12 more faults" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+def test_versions_of_a_table_may_count_pushes(tmp_path: Path, run_cli):
+    path = jsonl(tmp_path / "mine.jsonl", ROW | {"train_step": 9, "model_step": 3})
+    options = ["--version-offset", "1", "--sync-interval", "4"]
+    assert run_cli("import", path, "-o", "log.parquet", *options).code == 0
+    assert pq.read_table(tmp_path / "log.parquet")["model_step"].to_pylist() == [8]
+
+
+def test_versions_that_begin_anew_are_noticed(tmp_path: Path):
+    steps = [(7, 6), (8, 7), (9, 7), (10, 0), (11, 1)]
+    for iteration, client in steps:
+        jsonl(tmp_path / "dump" / f"iteration_{iteration}" / "x.jsonl", summary(iteration, 0, 0, client, (1, 4)))
+    (reset,) = [limit for limit in imported("tinker", tmp_path / "dump").imports.limits if "anew" in limit]
+    assert reset.startswith(
+        "versions begin anew: train step 11 has none above 0, although train step 9 had none below 7;"
+    )
+    result = replay_log(tmp_path / "log.parquet", isolated=True).result
+    assert reset in [notice.message for notice in result.warnings]
+
+
+def test_versions_that_lag_are_no_reset(tmp_path: Path):
+    for iteration, client in [(7, 6), (8, 6), (9, 6), (10, 9), (11, 9)]:
+        jsonl(tmp_path / "dump" / f"iteration_{iteration}" / "x.jsonl", summary(iteration, 0, 0, client, (1, 4)))
+    assert imported("tinker", tmp_path / "dump").imports.limits == (Lack.DROPPED,)
+
+
+def test_a_resumed_run_can_be_imported_with_an_offset_of_its_own(tmp_path: Path):
+    jsonl(tmp_path / "dump" / "x.jsonl", summary(10, 0, 0, 0, (1, 4)))
+    # version 0 of the second process is what step 10 left behind
+    assert imported("tinker", tmp_path / "dump", offset=-10).column("model_step") == [10]
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv"])
+def test_a_line_of_any_length_takes_bounded_memory(name: str, tmp_path: Path, run_cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10_000)
+    (tmp_path / name).write_text("group_id,train_step\n" * name.endswith("csv") + "x" * 1_000_000)
+    ran = run_cli("import", "--from", "generic", tmp_path / name, "-o", "log.parquet")
+    assert ran.code == 2
+    assert "a line of " in ran.err
+    assert "1000" in ran.err
+
+
+def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, run_cli):
+    jsonl(tmp_path / "outside" / "a.jsonl", ROW)
+    jsonl(tmp_path / "dump" / "b.jsonl", ROW | {"group_id": 2})
+    (tmp_path / "dump" / "c.jsonl").symlink_to(tmp_path / "outside" / "a.jsonl")
+    (tmp_path / "dump" / "d").symlink_to(tmp_path / "outside")
+    assert imported("generic", tmp_path / "dump").column("group_id") == [2]
+
+
+def test_numbers_in_names_order_files_and_texts_are_ids_too(tmp_path: Path):
+    for step in (9, 10, 100):
+        jsonl(tmp_path / "dump" / f"step_{step}.jsonl", ROW | {"train_step": step, "group_id": f"g{step}"})
+    log = imported("generic", tmp_path / "dump")
+    assert log.column("train_step") == [9, 10, 100]
+    assert len(set(log.column("group_id"))) == 3
+    assert all(0 <= group < 2**63 for group in log.column("group_id"))
+
+
+def peak_kib(folder: Path, source: Path) -> int:
+    """Peak memory of an import in a process of its own."""
+    code = "import resource, sys; from tokenaudit.cli import _run; _run(); "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    arguments = ["import", "--from", "generic", str(source), "-o", str(folder / "log.parquet"), "--force"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    return int(ran.stdout.splitlines()[-1])
+
+
+def test_memory_stays_flat_while_the_source_grows(tmp_path: Path):
+    line = json.dumps(ROW | {"response_len": 5000, "response_mask": [1] * 5000, "text": "x" * 20_000}) + "\n"
+    sizes: dict[int, int] = {}
+    for count in (1_500, 6_000):
+        path = tmp_path / "mine.jsonl"
+        with path.open("w") as file:
+            for group in range(count):
+                file.write(line.replace('"group_id": 1,', f'"group_id": {group},'))
+        sizes[count] = peak_kib(tmp_path, path)
+        path.unlink()
+    assert len(pq.read_table(tmp_path / "log.parquet", columns=["event"])) == 6_000
+    # 50 MB and 200 MB of text
+    assert sizes[6_000] < sizes[1_500] + 60_000

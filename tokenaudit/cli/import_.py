@@ -1,0 +1,170 @@
+"""`tokenaudit import`."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import QuietOption, VerboseOption
+from tokenaudit.errors import Problem, SourceError, UsageError
+
+if TYPE_CHECKING:
+    from tokenaudit.import_log import Imports
+    from tokenaudit.importers.base import Context, Importer, VersionScale
+
+_TRIED_EVENTS = 100
+"""Events that --dry-run reads to see whether the source can be read."""
+_SHOWN_FILES = 5
+
+
+def import_(
+    source: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="Files or folders of one dump.", show_default=False),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", show_default=False, help="Format. Default: told from the files."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The log to write, a .parquet file."),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="THEIRS=OURS", show_default=False, help="Generic tables: a column's name; repeatable."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", show_default=False, help="The task of everything.")
+    ] = None,
+    version_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--version-offset",
+            metavar="N",
+            show_default=False,
+            help="The source's version number of the initial weights.",
+        ),
+    ] = None,
+    sync_interval: Annotated[
+        int | None,
+        typer.Option(
+            "--sync-interval",
+            metavar="K",
+            min=1,
+            show_default=False,
+            help="Train steps per weight push, where versions count pushes. Default: 1.",
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the formats and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be read and what can't be told from it; write nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the log that is there.")] = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Turn what another trainer wrote into a rollout log.
+
+    Nothing is written unless all of it could be read. What the source leaves out is kept in the log, and told again
+    whenever it is replayed.
+    """
+    del quiet, verbose
+    from tokenaudit.importers import IMPORTERS, detected, files_of, importer_named
+    from tokenaudit.importers.base import Context
+    from tokenaudit.render.imports import formats_text, imports_text
+    from tokenaudit.render.text import count_text
+
+    if list_:
+        streams.write_result(formats_text(IMPORTERS.values()))
+        return
+    if not source:
+        raise UsageError(Problem("nothing to import", None, "name the files or folders of a dump, or --list"))
+    importer = importer_named(from_) if from_ else detected(source)
+    if not from_:
+        streams.note(f"note: the files look like {importer.name}: {importer.title}")
+    files, passed_over = files_of(importer, source)
+    if passed_over:
+        streams.note(f"note: {count_text(passed_over, 'other file')} passed over")
+    context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
+    if dry_run:
+        _try(importer, files, context)
+        return
+    path = _checked_output(output, files, force)
+    imports = _imported(importer, files, context, path)
+    for limit in imports.limits:
+        streams.show_warning(limit)
+    streams.write_result(f"{path}: {imports_text(imports)}\n")
+
+
+def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:
+    from tokenaudit.importers.base import VersionScale
+
+    if interval is not None and not importer.counts_pushes and importer.name != "generic":
+        what = f"--sync-interval: versions of {importer.name} count train steps, not weight pushes"
+        raise UsageError(Problem(what, None, "leave it out"))
+    return VersionScale(importer.version_offset if offset is None else offset, interval or 1)
+
+
+def _renamed(importer: Importer, pairs: list[str]) -> dict[str, str]:
+    """Their names by ours."""
+    from tokenaudit.importers.generic import parsed_map
+
+    if pairs and importer.name != "generic":
+        what = f"--map is for generic tables; the names of {importer.name} are known"
+        raise UsageError(Problem(what, None, "leave it out, or use --from generic"))
+    return parsed_map(pairs)
+
+
+def _checked_output(output: Path | None, files: list[Path], force: bool) -> Path:
+    if output is None:
+        raise UsageError(Problem("-o is missing", None, "name the log to write, such as -o rollouts.parquet"))
+    if output.suffix.lower() != ".parquet" or output.is_dir():
+        raise UsageError(Problem("-o names no .parquet file", str(output), "such as -o rollouts.parquet"))
+    if not output.parent.is_dir():
+        raise UsageError(Problem("-o names a folder that isn't there", str(output), f"create {output.parent} first"))
+    if output.resolve() in {path.resolve() for path in files}:
+        raise UsageError(Problem("-o would overwrite what is being read", str(output), "choose another name"))
+    if output.exists() and not force:
+        raise UsageError(Problem("the file is there already", str(output), "choose another name, or --force"))
+    return output
+
+
+def _imported(importer: Importer, files: list[Path], context: Context, output: Path) -> Imports:
+    from tokenaudit.import_log import import_log
+
+    with streams.progress() as bar:
+        if bar is not None:
+            total, done = sum(path.stat().st_size for path in files), 0
+
+            def advance(size: int) -> None:
+                nonlocal done
+                done += size
+                bar.update(f"importing {importer.name}", done, total)
+
+            context.advance = advance
+        return import_log(importer, files, context, output)
+
+
+def _try(importer: Importer, files: list[Path], context: Context) -> None:
+    """Read the first events, and say what there is."""
+    from tokenaudit.import_log import checked_events
+    from tokenaudit.importers.generic import unmapped
+    from tokenaudit.render.imports import plan_text
+
+    tried = list(islice(checked_events(importer, files, context), _TRIED_EVENTS))
+    if context.problems.count:
+        raise SourceError(context.problems.all())
+    names = unmapped(files[0], context.renamed) if importer.name == "generic" else []
+    first_put = next((rows for rows in tried if rows[0]["event"] == "put"), None)
+    streams.write_result(plan_text(importer, files[:_SHOWN_FILES], _size(files), context, first_put, names))
+
+
+def _size(files: list[Path]) -> tuple[int, int]:
+    return len(files), sum(path.stat().st_size for path in files)

@@ -1,0 +1,71 @@
+"""`tokenaudit record`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import QuietOption, VerboseOption
+from tokenaudit.errors import Problem, RecordError, UsageError
+
+
+def record(
+    from_jsonl: Annotated[
+        Path,
+        typer.Option(
+            "--from-jsonl", metavar="FILE", show_default=False, help="JSON lines, one event each; - is stdin."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", show_default=False, help="Folder of the part files.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", show_default=False, help="The run's own config, for the metadata."
+        ),
+    ] = None,
+    token_columns: Annotated[
+        bool, typer.Option("--token-columns", help="Write one entry per token in place of version runs.")
+    ] = False,
+    append: Annotated[bool, typer.Option("--append", help="Go on behind the parts that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove the parts that are there.")] = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Record events that arrive as JSON lines: sealed part files in a folder, readable at any time.
+
+    A line that can't be recorded is told at the end, and the exit code is 2; all other lines are recorded.
+    """
+    del quiet, verbose
+    from tokenaudit.record import Recorder
+    from tokenaudit.record_lines import record_lines
+
+    name = "standard input" if str(from_jsonl) == "-" else str(from_jsonl)
+    stream, size = _opened(from_jsonl)
+    with (
+        stream,
+        Recorder(
+            output, config, token_columns=token_columns, append=append, force=force, source="tokenaudit record"
+        ) as recorder,
+        streams.progress() as bar,
+    ):
+        on_progress = (lambda done: bar.update("recording", done, size)) if bar and size else None
+        recorded = record_lines(stream, name, recorder, on_progress)
+    streams.write_result(f"{recorder.sealed_events} events in {output}\n")
+    if recorded.problems:
+        raise RecordError(recorded.problems)
+
+
+def _opened(path: Path) -> tuple[IO[bytes], int]:
+    """The stream, and its size; 0 for standard input."""
+    if str(path) == "-":
+        return sys.stdin.buffer, 0
+    try:
+        return path.open("rb"), path.stat().st_size
+    except OSError as error:
+        raise UsageError(Problem(f"can't read: {error.strerror or error}", str(path), "name a file, or -")) from error

@@ -1,0 +1,240 @@
+"""What importers share: events, version precision, faults, and what a source leaves out."""
+
+from __future__ import annotations
+
+import hashlib
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tokenaudit.errors import Problem
+from tokenaudit.log_writer import Row
+from tokenaudit.schema import DEFAULT_TASK
+
+SHOWN_PROBLEMS = 20
+"""Faults that are told one by one; the others are counted."""
+
+
+class Precision(StrEnum):
+    """How well a source tells the versions of a response's tokens; the values of column `version_precision`."""
+
+    EXACT = "exact"
+    """The version of every token."""
+    SEGMENT = "segment"
+    """The version of every generation call, stamped when the call ended."""
+    SPAN = "span"
+    """The first and the last version that may have made tokens: `model_step` and `model_step_end`."""
+    START = "start"
+    """The version when generation was asked for; tokens may be newer, up to the newest one there was."""
+    NONE = "none"
+    """No version at all."""
+
+
+class Lack(StrEnum):
+    """What a source leaves out, and what can't be told from it; kept in the metadata of the log."""
+
+    TIMELINE = (
+        "the source records no refreshes and takes: replay simulates them, so shortfalls and leftovers are those of "
+        "the simulation"
+    )
+    DROPPED = (
+        "the source holds trained batches only: groups that were dropped, filtered or left over are missing, so "
+        "expired groups, dropped tokens and produced tokens of the run can't be told"
+    )
+    CANCELLED = "generation cancelled in flight leaves no record: its tokens are missing from produced tokens"
+    SNAPSHOT = "the source is what one buffer held at one moment: what came and went before is missing"
+    VERSIONS = "responses without versions: their staleness can't be told, only assumed with timeline.stamp_missing"
+    SPANS = "responses whose versions are known as spans only: token counts behind them are intervals"
+    STARTS = "responses of which only the version at the start is known: token counts behind it are intervals"
+    LENGTHS = "the source holds texts, not tokens: lengths are 0 and no token count can be told"
+    MASK = "the source records no mask: every token counts as trainable"
+    TRAINED_MASK = (
+        "masks are those of the training: tokens masked for their age can't be told from tokens that are never trained"
+    )
+    GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
+    RESUME = "versions are stamped when a call ends, so a call that a weight push overtook looks newer than it is"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPut:
+    """A group as the source tells it.
+
+    Attributes:
+        train_step: the step it was put in, or trained in where the source tells nothing else.
+        task_name: its task.
+        group_id: its group.
+        rows: its responses, as log columns; each may name its own `model_step`.
+        where: file and line it begins with.
+    """
+
+    train_step: int
+    task_name: str
+    group_id: int
+    rows: list[Row]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedEvent:
+    """An event other than a put, as log columns.
+
+    Attributes:
+        values: its columns.
+        where: file and line.
+    """
+
+    values: Row
+    where: str
+
+
+Imported = ImportedPut | ImportedEvent
+
+
+class FieldFault(ValueError):
+    """A record that can't be read: what is wrong with it, and what to do."""
+
+    def __init__(self, what: str, hint: str | None = None) -> None:
+        self.what = what
+        self.hint = hint
+        super().__init__(what)
+
+
+class Problems:
+    """The first faults of a source, and how many there are."""
+
+    def __init__(self) -> None:
+        self.shown: list[Problem] = []
+        self.count = 0
+
+    def add(self, problem: Problem) -> None:
+        """Note one more."""
+        self.count += 1
+        if len(self.shown) < SHOWN_PROBLEMS:
+            self.shown.append(problem)
+
+    def all(self) -> list[Problem]:
+        """The first ones, then the count if there are more."""
+        more = self.count - len(self.shown)
+        return [*self.shown, Problem(f"{more} more faults", None, "mend the source")] if more else self.shown
+
+
+@dataclass(frozen=True, slots=True)
+class VersionScale:
+    """How the source counts versions.
+
+    Attributes:
+        offset: the source's number for the initial weights.
+        train_steps: train steps per unit: 1 where the source counts steps, the sync interval where it counts pushes.
+    """
+
+    offset: int
+    train_steps: int
+
+    def model_step(self, version: int) -> int:
+        """Train steps in the weights that the source calls `version`.
+
+        Raises:
+            FieldFault: the version lies before the initial weights.
+        """
+        model_step = (version - self.offset) * self.train_steps
+        if not 0 <= model_step < 2**31:
+            hint = f"version {self.offset} stands for the initial weights; see --version-offset"
+            raise FieldFault(f"version {version} lies outside the run", hint)
+        return model_step
+
+
+@dataclass(slots=True)
+class Context:
+    """What an importer is told, and where it tells what it finds.
+
+    Attributes:
+        versions: how to read versions.
+        task_name: the task of everything, where a person named it.
+        renamed: their names by ours, for sources without names of their own.
+        problems: faults.
+        limits: what turned out to be left out, as keys in order.
+        advance: told how many bytes were read.
+    """
+
+    versions: VersionScale
+    task_name: str | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    limits: dict[str, None] = field(default_factory=dict)
+    advance: Callable[[int], None] = lambda _: None
+
+    def task(self, name: object) -> str:
+        """The task that a person named, else the source's, else the default."""
+        return self.task_name or (name if isinstance(name, str) and name else DEFAULT_TASK)
+
+    def fault(self, fault: FieldFault, where: str) -> None:
+        """Note a record that can't be read."""
+        self.problems.add(Problem(fault.what, where, fault.hint))
+
+
+Reader = Callable[[Sequence[Path], Context], Iterator[Imported]]
+
+
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """One format.
+
+    Attributes:
+        name: as `--from` takes it.
+        title: in words.
+        files: what its files are called, for people.
+        looks_like: whether a file, given with the keys of its first record, is of this format.
+        read: reads files into events.
+        suffixes: extensions of its files, for folders.
+        precisions: how well it tells versions.
+        reads: log columns it fills.
+        lacks: what it always leaves out.
+        counts_pushes: whether its versions count weight pushes rather than train steps.
+        version_offset: its number for the initial weights.
+    """
+
+    name: str
+    title: str
+    files: str
+    looks_like: Callable[[Path, frozenset[str]], bool]
+    read: Reader
+    suffixes: tuple[str, ...]
+    precisions: tuple[Precision, ...]
+    reads: tuple[str, ...]
+    lacks: tuple[Lack, ...]
+    counts_pushes: bool = False
+    version_offset: int = 0
+
+
+def shown(value: object) -> str:
+    """A value for a message: a few levels of it, so that one that holds itself a million times takes no time."""
+    return _SHORT.repr(value)[:60]
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+
+
+def stable_id(value: object) -> int:
+    """An id as a log holds it: a number as it is, any other text by a hash of 63 bits.
+
+    Raises:
+        FieldFault: neither a text nor a number of at least 0 that fits 63 bits.
+    """
+    if isinstance(value, str):
+        if value.isascii() and value.isdigit() and len(value) < 19:
+            return int(value)
+        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")
+
+
+def take_event(train_step: int, task_name: str, groups: int, where: str) -> ImportedEvent:
+    """The take of a step whose batch the source holds."""
+    values: dict[str, Any] = {"event": "take", "train_step": train_step, "task_name": task_name, "batch_size": groups}
+    return ImportedEvent(values, where)

@@ -1,0 +1,112 @@
+"""Values of a record that someone else wrote: taken as what they should be, or refused with a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.importers.base import FieldFault, shown
+from tokenaudit.log import MAX_ROW_ELEMENTS
+
+MAX_TOKENS = MAX_ROW_ELEMENTS
+"""Longest response that is read; a crafted count could ask for any amount of memory."""
+
+
+def integer(data: Mapping[str, Any], name: str, low: int = 0) -> int:
+    """A whole number of at least `low` that fits 63 bits.
+
+    Raises:
+        FieldFault: it is missing or something else.
+    """
+    value = data.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, np.integer):
+        value = int(value)
+    if value is None:
+        raise FieldFault(f"{name} is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
+        raise FieldFault(f"{name} is {shown(value)}", f"it is a whole number of at least {low}")
+    return value
+
+
+def length(data: Mapping[str, Any], name: str) -> int:
+    """A number of tokens. Raises like `integer`."""
+    value = integer(data, name)
+    if value > MAX_TOKENS:
+        raise FieldFault(f"{name} is {value}", f"responses of up to {MAX_TOKENS} tokens are read")
+    return value
+
+
+def number(value: object, name: str) -> float | None:
+    """A finite number; None where it is missing or not finite.
+
+    Raises:
+        FieldFault: it is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise FieldFault(f"{name} is {shown(value)}", "it is a number")
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) else None
+
+
+def objects(value: object, name: str) -> list[dict[str, Any]]:
+    """A list of objects; an absent one is empty.
+
+    Raises:
+        FieldFault: it is something else.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise FieldFault(f"{name} is no list of objects")
+    return value
+
+
+def mapping(value: object, name: str) -> dict[str, Any]:
+    """An object; an absent one is empty.
+
+    Raises:
+        FieldFault: it is something else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FieldFault(f"{name} is {shown(value)}", "it is an object")
+    return value
+
+
+def int_list(value: object, name: str) -> np.ndarray[Any, Any]:
+    """A flat list of whole numbers (or bools) as an int64 array.
+
+    Raises:
+        FieldFault: it is something else.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise FieldFault(f"{name} is no list of whole numbers") from error
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise FieldFault(f"{name} is no list of whole numbers")
+    return array.astype(np.int64)
+
+
+def pieces(parts: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """A list of (value, count) written out, int32.
+
+    Raises:
+        FieldFault: more than `MAX_TOKENS` in all.
+    """
+    if sum(count for _, count in parts) > MAX_TOKENS:
+        raise FieldFault("a response too long", f"responses of up to {MAX_TOKENS} tokens are read")
+    return np.repeat(
+        np.array([value for value, _ in parts], dtype=np.int32), np.array([n for _, n in parts], dtype=np.int64)
+    )

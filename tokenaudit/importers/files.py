@@ -1,0 +1,167 @@
+"""The files of a source: found in an order that is the same everywhere, and read record by record."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenaudit import lines
+from tokenaudit.errors import Problem, SourceError
+from tokenaudit.importers.base import Context
+from tokenaudit.importers.dumps import first_texts
+from tokenaudit.lines import json_lines
+
+MAX_FILES = 1_000_000
+
+
+class Record(NamedTuple):
+    """One JSON object of a file, and where it stands."""
+
+    data: dict[str, Any]
+    where: str
+
+
+def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """The files named by paths: files as they are, folders with all files of these extensions below, in order.
+
+    Numbers in names count as numbers, so that `step_10` comes after `step_9`. Links out of a folder aren't followed.
+
+    Raises:
+        SourceError: a path that isn't there, a folder without such a file, or far too many files.
+    """
+    found: list[Path] = []
+    problems: list[Problem] = []
+    for path in paths:
+        if path.is_dir():
+            below = (entry for entry in path.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
+            here = sorted((entry for entry in below if not entry.is_symlink()), key=natural_key)
+            if not here:
+                problems.append(
+                    Problem("the folder holds no file to import", str(path), f"extensions: {', '.join(suffixes)}")
+                )
+            found += here
+        elif path.is_file():
+            found.append(path)
+        else:
+            problems.append(Problem("there is no such file or folder", str(path), "name files or folders of a dump"))
+    if len(found) > MAX_FILES:
+        problems.append(Problem(f"{len(found)} files", None, f"up to {MAX_FILES} are read; import parts of the dump"))
+    if problems:
+        raise SourceError(problems)
+    return found
+
+
+def natural_key(path: Path) -> list[tuple[int, int, str]]:
+    """Sorts names with numbers in them by these numbers."""
+    pieces = re.split(r"(\d+)", str(path))
+    return [(0, int(piece[:18]), piece) if piece.isdigit() and piece.isascii() else (1, 0, piece) for piece in pieces]
+
+
+def number_in(name: str, pattern: str) -> int | None:
+    """The number that the first group of a pattern finds in a name; None if it finds none."""
+    match = re.search(pattern, name, flags=re.ASCII)
+    return int(match[1][:10]) if match else None
+
+
+def json_records(path: Path, context: Context) -> Iterator[Record]:
+    """The objects of a file of JSON lines; what can't be read is noted and passed over.
+
+    Raises:
+        SourceError: the file can't be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            for line in json_lines(stream, str(path)):
+                context.advance(line.bytes)
+                if line.problem is not None:
+                    context.problems.add(line.problem)
+                else:
+                    yield Record(line.data, f"{path}, line {line.number}")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def json_documents(path: Path, context: Context) -> Iterator[Record]:
+    """The objects of a file that holds JSON objects one after the other, each over one line or indented over many.
+
+    Raises:
+        SourceError: the file can't be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            kept: list[bytes] = []
+            size = first = number = 0
+            while line := stream.readline(lines.MAX_LINE_BYTES + 1):
+                number += 1
+                context.advance(len(line))
+                if not kept and not line.strip():
+                    continue
+                first = first if kept else number
+                kept.append(line)
+                size += len(line)
+                where = f"{path}, line {first}"
+                if size > lines.MAX_LINE_BYTES:
+                    context.problems.add(Problem(f"an object of more than {size} bytes", where, "the file is damaged"))
+                    return
+                # an object ends with a brace at the margin, or fits its line
+                if line.startswith(b"}") or (len(kept) == 1 and line.startswith(b"{") and line.rstrip().endswith(b"}")):
+                    yield from _document(b"".join(kept), where, context)
+                    kept, size = [], 0
+            if kept:
+                context.problems.add(Problem("the last object is cut off", f"{path}, line {first}", "copy it again"))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "JSON nested too deep" if isinstance(error, RecursionError) else f"not JSON: {error}"[:200]
+        context.problems.add(Problem(what, where, "the file is damaged"))
+        return
+    yield Record(data, where)
+
+
+def first_keys(path: Path) -> frozenset[str]:
+    """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
+    suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        return first_texts(path)
+    try:
+        if suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            return frozenset(pq.read_schema(path).names)
+        with path.open("rb") as stream:
+            head = stream.readline(lines.MAX_LINE_BYTES)
+            if suffix == ".csv":
+                return frozenset(name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(","))
+            if suffix in (".jsonl", ".json"):
+                return _keys_of(head if head.strip() != b"{" else head + _rest_of_object(stream))
+    except (OSError, ValueError, RecursionError):
+        pass
+    return frozenset()
+
+
+def _rest_of_object(stream: Any) -> bytes:
+    rest: list[bytes] = []
+    size = 0
+    while line := stream.readline(1 << 20):
+        rest.append(line)
+        size += len(line)
+        if line.startswith(b"}") or size > 1 << 24:
+            break
+    return b"".join(rest)
+
+
+def _keys_of(text: bytes) -> frozenset[str]:
+    data = json.loads(text)
+    return frozenset(data) if isinstance(data, dict) else frozenset()
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), "check its owner and mode"))

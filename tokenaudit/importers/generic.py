@@ -1,0 +1,232 @@
+"""Any table with one response a row: JSON lines, CSV or Parquet, with names mapped to the columns of a log."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit import lines
+from tokenaudit.errors import Problem, SourceError, nearest_hint
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    ImportedEvent,
+    ImportedPut,
+    Importer,
+    Precision,
+    shown,
+    stable_id,
+)
+from tokenaudit.importers.fields import int_list, number
+from tokenaudit.importers.files import Record, first_keys, json_records
+from tokenaudit.log_writer import TOKEN_COLUMNS, Row
+from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
+
+COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
+"""Columns that a table may have; a log with version runs needs no import."""
+
+_IDS = ("group_id", "rollout_id")
+_KINDS = tuple(kind.value for kind in EventKind)
+
+
+def _looks_like(path: Path, keys: frozenset[str]) -> bool:
+    return path.suffix.lower() in (".jsonl", ".csv", ".parquet") and keys >= {"group_id", "train_step"}
+
+
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
+    rollout_id = 0
+    put: ImportedPut | None = None
+    put_key: object = None
+    for path in files:
+        for data, where in _records(path, context):
+            try:
+                row = _row(data, context)
+                if row.get("event", "put") not in _KINDS:
+                    raise FieldFault(f"unknown event {shown(row['event'])}", f"events: {', '.join(_KINDS)}")
+                key = _key(row)
+                event_id = row.pop("event_id", None)
+            except FieldFault as fault:
+                context.fault(fault, where)
+                continue
+            if put is not None and (key != put_key or row.get("event", "put") != "put"):
+                yield put
+                put = None
+            if row.get("event", "put") != "put":
+                yield ImportedEvent(row, where)
+                continue
+            row.setdefault("rollout_id", rollout_id)
+            rollout_id += 1
+            if put is None:
+                put_key = key if event_id is None else ("event", event_id)
+                put = ImportedPut(row["train_step"], context.task(row.get("task_name")), row["group_id"], [], where)
+            put.rows.append(row)
+    if put is not None:
+        yield put
+
+
+def _key(row: Row) -> object:
+    if row.get("event_id") is not None:
+        return ("event", row["event_id"])
+    return (row.get("task_name"), row.get("group_id"), row.get("train_step"))
+
+
+def _row(data: dict[str, Any], context: Context) -> Row:
+    row: Row = {}
+    for ours in COLUMNS:
+        value = data.get(context.renamed.get(ours, ours))
+        if value is not None and value != "":
+            row[ours] = _value(ours, value)
+    if row.get("event", "put") == "put":
+        for name in ("group_id", "train_step"):
+            if name not in row:
+                theirs = context.renamed.get(name, name)
+                raise FieldFault(
+                    f"{theirs} is missing", f"every response needs it; name its column with --map theirs={name}"
+                )
+        row.setdefault("status", "completed")
+        _stamp(row, context)
+    return row
+
+
+def _stamp(row: Row, context: Context) -> None:
+    """Versions on the scale of a log, and how well they are known where the row doesn't say it."""
+    versions = row.get("response_model_steps")
+    if versions is not None:
+        row["response_model_steps"] = int_list([context.versions.model_step(v) for v in versions.tolist()], "versions")
+    for name in ("model_step", "model_step_end"):
+        if name in row:
+            row[name] = context.versions.model_step(row[name])
+    known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
+    is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
+    told = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
+    row.setdefault("version_precision", told)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value as its column holds it; texts of a CSV file are read as what they should be."""
+    kind = COLUMN_BY_NAME[name].type
+    if name in _IDS:
+        return stable_id(value)
+    if name in TOKEN_COLUMNS:
+        return _list(name, value, kind)
+    if kind is ColumnType.TEXT:
+        if not isinstance(value, str):
+            raise FieldFault(f"{name} is {shown(value)}", "it is text")
+        return value
+    if kind is ColumnType.FLAG:
+        if isinstance(value, str) and value.lower() in ("true", "false", "0", "1"):
+            value = value.lower() in ("true", "1")
+        if not isinstance(value, bool):
+            raise FieldFault(f"{name} is {shown(value)}", "it is true or false")
+        return value
+    real = value
+    if isinstance(value, str):
+        try:
+            real = int(value) if kind is ColumnType.INTEGER else float(value)
+        except ValueError as error:
+            raise FieldFault(f"{name} is {shown(value)}", f"it is {kind.value}") from error
+    if kind is ColumnType.REAL:
+        return number(real, name)
+    if isinstance(real, float) and real.is_integer():
+        real = int(real)
+    if isinstance(real, bool) or not isinstance(real, int) or abs(real) >= 2**63:
+        raise FieldFault(f"{name} is {shown(value)}", "it is a whole number")
+    return real
+
+
+def _list(name: str, value: Any, kind: ColumnType) -> Any:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise FieldFault(f"{name} is {shown(value)}", "lists in CSV are written as JSON: [1, 2]") from error
+    if kind is ColumnType.REAL_LIST:
+        return [number(item, name) for item in value] if isinstance(value, list) else None
+    array = int_list(value, name)
+    return (array != 0).astype("int8") if kind is ColumnType.MASK_LIST else array
+
+
+def _records(path: Path, context: Context) -> Iterator[Record]:
+    readers: dict[str, Callable[[Path, Context], Iterator[Record]]] = {".csv": _csv, ".parquet": _parquet}
+    return readers.get(path.suffix.lower(), json_records)(path, context)
+
+
+def _csv(path: Path, context: Context) -> Iterator[Record]:
+    csv.field_size_limit(lines.MAX_LINE_BYTES)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(_bounded(stream, context))
+            for data in reader:
+                yield Record({name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}")
+    except (csv.Error, OSError, UnicodeDecodeError) as error:
+        raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
+
+
+def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
+    while line := stream.readline(lines.MAX_LINE_BYTES):
+        if len(line) == lines.MAX_LINE_BYTES:
+            raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES} characters")
+        context.advance(len(line))
+        yield line
+
+
+def _parquet(path: Path, context: Context) -> Iterator[Record]:
+    """Rows of the columns that have a place in a log; the others are never read."""
+    wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
+    row = 0
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as parquet:
+            names = [name for name in parquet.schema_arrow.names if name in wanted]
+            for batch in parquet.iter_batches(batch_size=64, columns=names):
+                for data in batch.to_pylist():
+                    yield Record(data, f"{path}, row {row}")
+                    row += 1
+        context.advance(path.stat().st_size)
+    except (pa.ArrowException, OSError) as error:
+        what = f"can't read: {str(error).splitlines()[0]}"
+        raise SourceError(Problem(what, str(path), "copy the file again")) from error
+
+
+def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
+    """Their names by ours, from texts like `theirs=ours`.
+
+    Raises:
+        SourceError: a text that is none, or names a column that a log doesn't have; all of them at once.
+    """
+    renamed: dict[str, str] = {}
+    problems: list[Problem] = []
+    for pair in pairs:
+        theirs, _, ours = pair.rpartition("=")
+        if not theirs or ours not in COLUMNS:
+            hint = nearest_hint(ours, COLUMNS, "columns") if theirs else "write --map theirs=ours"
+            problems.append(Problem(f"--map {pair!r:.80} names no column of a log", None, hint))
+        renamed[ours] = theirs
+    if problems:
+        raise SourceError(problems)
+    return renamed
+
+
+def unmapped(path: Path, renamed: dict[str, str]) -> list[str]:
+    """Names in a file that have no place in a log and aren't mapped to one."""
+    return sorted(first_keys(path) - set(renamed.values()) - set(COLUMNS))
+
+
+IMPORTER = Importer(
+    name="generic",
+    title="any table with one response a row",
+    files="*.jsonl, *.csv, *.parquet",
+    looks_like=_looks_like,
+    read=_read,
+    suffixes=(".jsonl", ".csv", ".parquet"),
+    precisions=tuple(Precision),
+    reads=COLUMNS,
+    lacks=(),
+)

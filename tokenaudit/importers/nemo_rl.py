@@ -1,0 +1,153 @@
+"""NeMo-RL: the `replay_buffer.pt` of a checkpoint, of classic asynchronous GRPO and of the single controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.errors import Problem, SourceError
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, stable_id
+from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain, scalar
+from tokenaudit.importers.fields import integer, number
+from tokenaudit.log_writer import Row
+
+_LENGTHS = ("input_lengths", "length", "lengths")
+_REWARDS = ("rewards", "total_reward", "reward")
+_COLUMNS = ("trajectories", "trajectory_versions", "target_weight_versions")
+_RESPONSES = 1_000
+
+
+def _looks_like(path: Path, keys: frozenset[str]) -> bool:
+    return path.name == "replay_buffer.pt" and ("trajectories" in keys or "groups" in keys)
+
+
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    for path in files:
+        try:
+            dump = fields_of(loaded(path, context), "the dump")
+            groups = list(_groups(dump))
+        except FieldFault as fault:
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        puts: list[ImportedPut] = []
+        for index, group in enumerate(groups):
+            where = f"{path}, group {index}"
+            try:
+                puts.append(_put(group, where, context))
+            except FieldFault as fault:
+                context.fault(fault, where)
+        yield from sorted(puts, key=lambda put: put.train_step)
+
+
+def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is known of each group: batch, group_id, start, end and target, whatever the buffer's kind."""
+    if "groups" in dump:
+        for value in items_of(dump["groups"], "groups"):
+            group = fields_of(value, "a group")
+            names = {"batch": "fields_data", "start": "start_weight", "end": "end_weight", "target": "target_step"}
+            yield {ours: group.get(theirs) for ours, theirs in names.items()} | {
+                "group_id": plain(group.get("group_id"))
+            }
+        return
+    columns = [
+        items_of(dump.get(name), name) for name in ("trajectories", "trajectory_versions", "target_weight_versions")
+    ]
+    if len({len(column) for column in columns}) != 1:
+        raise FieldFault("trajectories, their versions and their targets differ in number")
+    for index, (trajectory, start, target) in enumerate(zip(*columns, strict=True)):
+        fields = fields_of(trajectory, "a trajectory")
+        yield {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "group_id": index}
+
+
+def _put(group: dict[str, Any], where: str, context: Context) -> ImportedPut:
+    batch = fields_of(group["batch"], "the batch")
+    if isinstance(batch.get("data"), dict):
+        batch = batch["data"]
+    train_step = integer(scalar(group, "target"), "target") + 1
+    masks = _masks(batch)
+    rewards = _numbers(batch, _REWARDS, len(masks))
+    if len(masks) > _RESPONSES:
+        raise FieldFault(f"{len(masks)} responses in a group", f"up to {_RESPONSES} are read")
+    group_id = stable_id(group["group_id"])
+    versions = _versions(group, train_step, context)
+    rows: list[Row] = []
+    for index, (mask, reward) in enumerate(zip(masks, rewards, strict=True)):
+        generated = np.flatnonzero(mask)
+        prompt_len = int(generated[0]) if len(generated) else len(mask)
+        row: Row = {
+            "rollout_id": stable_id(f"{group['group_id']} {index} {train_step}"),
+            "status": "completed",
+            "response_len": len(mask) - prompt_len,
+            "prompt_len": prompt_len,
+            "response_mask": (mask[prompt_len:] != 0).astype(np.int8),
+            "reward": reward,
+            "agentic": bool(len(generated)) and len(generated) < len(mask) - prompt_len,
+        }
+        rows.append(row | versions)
+    return ImportedPut(train_step, context.task(None), group_id, rows, where)
+
+
+def _masks(batch: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
+    """The loss mask of every response over prompt and response, without padding."""
+    mask = batch.get("token_loss_mask")
+    if isinstance(mask, np.ndarray) and mask.ndim == 2:
+        lengths = next((flat(batch[name], name) for name in _LENGTHS if batch.get(name) is not None), None)
+        if lengths is None or len(lengths) != len(mask) or (lengths < 0).any() or (lengths > mask.shape[1]).any():
+            raise FieldFault(
+                "the lengths of the responses don't fit their masks", f"they are in {' or '.join(_LENGTHS)}"
+            )
+        return [row[:size] for row, size in zip(mask, lengths.tolist(), strict=True)]
+    masks = []
+    for log in items_of(batch.get("message_log"), "message_log"):
+        messages = [fields_of(message, "a message") for message in items_of(log, "a message log")]
+        parts = [_message_mask(message) for message in messages]
+        masks.append(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
+    if not masks:
+        raise FieldFault("the batch holds neither token_loss_mask nor message_log")
+    return masks
+
+
+def _message_mask(message: dict[str, Any]) -> np.ndarray[Any, Any]:
+    if message.get("token_loss_mask") is not None:
+        return flat(message["token_loss_mask"], "token_loss_mask")
+    return np.full(len(flat(message.get("token_ids"), "token_ids")), int(message.get("role") == "assistant"))
+
+
+def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[float | None]:
+    value = next((batch[name] for name in names if batch.get(name) is not None), None)
+    if value is None:
+        return [None] * count
+    values = value.tolist() if isinstance(value, np.ndarray) else list(items_of(value, "rewards"))
+    if len(values) != count:
+        raise FieldFault(f"{len(values)} rewards for {count} responses")
+    return [number(item, "reward") for item in values]
+
+
+def _versions(group: dict[str, Any], train_step: int, context: Context) -> Row:
+    """A span where the end is recorded; else only the start, and nothing is newer than the target's weights."""
+    start = context.versions.model_step(integer(scalar(group, "start"), "start"))
+    if plain(group["end"]) is None:
+        end, kind, limit = max(start, train_step - 1), Precision.START, Lack.STARTS
+    else:
+        end, kind, limit = context.versions.model_step(integer(scalar(group, "end"), "end")), Precision.SPAN, Lack.SPANS
+    if end < start:
+        raise FieldFault(f"versions go from {start} to {end}")
+    if start == end:
+        return {"model_step": start, "version_precision": Precision.EXACT}
+    context.limits[limit] = None
+    return {"model_step": start, "model_step_end": end, "version_precision": kind}
+
+
+IMPORTER = Importer(
+    name="nemo-rl",
+    title="NeMo-RL replay buffer of a checkpoint",
+    files="replay_buffer.pt",
+    looks_like=_looks_like,
+    read=_read,
+    suffixes=(".pt",),
+    precisions=(Precision.EXACT, Precision.SPAN, Precision.START),
+    reads=("group_id", "rollout_id", "response_len", "prompt_len", "response_mask", "agentic", "reward"),
+    lacks=(Lack.SNAPSHOT, Lack.TIMELINE),
+)

@@ -1,0 +1,167 @@
+"""slime and miles: `rollout_data/<rollout_id>.pt` or any name of --save-debug-rollout-data, one batch a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.errors import Problem, SourceError
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, shown, stable_id
+from tokenaudit.importers.batch import Batch
+from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain
+from tokenaudit.importers.fields import integer, length, mapping, number, pieces
+from tokenaudit.log_writer import Row
+
+_STATUS = {
+    "completed": "completed",
+    "truncated": "completed",
+    "aborted": "aborted",
+    "failed": "failed",
+    "pending": "init",
+}
+_GENERATE = "sglang_generate"
+
+
+def _looks_like(path: Path, keys: frozenset[str]) -> bool:
+    return path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_evaluation(path)
+
+
+def _is_evaluation(path: Path) -> bool:
+    return path.name.startswith("eval_")
+
+
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    for path in files:
+        if _is_evaluation(path):
+            continue
+        try:
+            dump = fields_of(loaded(path, context), "the dump")
+            batch = Batch(integer(dump, "rollout_id") + 1)
+            samples = items_of(dump.get("samples"), "samples")
+        except FieldFault as fault:
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        for index, value in enumerate(samples):
+            where = f"{path}, sample {index}"
+            try:
+                sample = fields_of(value, "a sample")
+                row = _row(sample, index, context)
+                group_id = stable_id(sample.get("group_index", index))
+            except FieldFault as fault:
+                context.fault(fault, where)
+                continue
+            batch.add(context.task(None), group_id, row, where)
+        yield from batch.trained(str(path))
+
+
+def _row(sample: dict[str, Any], index: int, context: Context) -> Row:
+    tokens = length(sample, "response_length")
+    status = plain(sample.get("status", "completed"))
+    if status not in _STATUS:
+        raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUS)}")
+    mask = _mask(sample, tokens)
+    row: Row = {
+        "rollout_id": stable_id(sample.get("index", index)),
+        "status": _STATUS[status],
+        "response_len": tokens,
+        "response_mask": mask,
+        "reward": _reward(sample.get("reward")),
+        "agentic": mask is not None and not mask.all() and not sample.get("remove_sample"),
+        "finish_reason": "length" if status == "truncated" else None,
+    }
+    ids = flat(sample.get("tokens"), "tokens")
+    if len(ids) >= tokens:
+        row["prompt_len"] = len(ids) - tokens
+    return row | _versions(sample, mask, tokens, context)
+
+
+def _mask(sample: dict[str, Any], tokens: int) -> np.ndarray[Any, Any] | None:
+    """The loss mask; none means ones, and a removed sample is trained on nowhere."""
+    if sample.get("remove_sample"):
+        return np.zeros(tokens, dtype=np.int8)
+    if sample.get("loss_mask") is None:
+        return None
+    mask = flat(sample["loss_mask"], "loss_mask")
+    if len(mask) != tokens:
+        raise FieldFault(f"{len(mask)} loss_mask entries for {tokens} tokens")
+    return (mask != 0).astype(np.int8)
+
+
+def _reward(reward: object) -> float | None:
+    """A number, or the only number of a dictionary; None where several stand side by side."""
+    if isinstance(reward, dict):
+        values = [value for value in reward.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+        reward = values[0] if len(values) == 1 else None
+    return number(reward, "reward")
+
+
+def _versions(sample: dict[str, Any], mask: np.ndarray[Any, Any] | None, tokens: int, context: Context) -> Row:
+    """One version per call: placed by the lengths of the calls where the trace tells them, else a span."""
+    stamps = [str(plain(stamp)) for stamp in items_of(sample.get("weight_versions"), "weight_versions")]
+    if not stamps or not all(stamp.isascii() and stamp.isdigit() and len(stamp) < 19 for stamp in stamps):
+        context.limits[Lack.VERSIONS] = None
+        return {"version_precision": Precision.NONE}
+    versions = [context.versions.model_step(int(stamp)) for stamp in stamps]
+    if len(set(versions)) == 1:
+        return {"model_step": versions[0], "version_precision": Precision.SEGMENT}
+    placed = _placed(versions, _calls(sample), mask, tokens)
+    if placed is not None:
+        return {"response_model_steps": placed, "version_precision": Precision.SEGMENT}
+    context.limits[Lack.SPANS] = None
+    return {"model_step": min(versions), "model_step_end": max(versions), "version_precision": Precision.SPAN}
+
+
+def _calls(sample: dict[str, Any]) -> list[int]:
+    """Tokens of the generation calls, from the ends of their spans in the trace."""
+    lengths: list[int] = []
+    trace = sample.get("trace")
+    for value in items_of(fields_of(trace, "trace").get("events") if trace is not None else None, "events"):
+        event = fields_of(value, "an event")
+        attributes = mapping(event.get("attrs"), "attrs")
+        if event.get("name") == _GENERATE and "completion_tokens" in attributes:
+            lengths.append(length(attributes, "completion_tokens"))
+    return lengths
+
+
+def _placed(
+    versions: list[int], calls: list[int], mask: np.ndarray[Any, Any] | None, tokens: int
+) -> np.ndarray[Any, Any] | None:
+    """The version of every token, if the calls add up to the response, or to its trained part."""
+    if len(calls) != len(versions):
+        return None
+    generated = pieces(list(zip(versions, calls, strict=True)))
+    if len(generated) == tokens:
+        return generated
+    if mask is None or len(generated) != int(mask.sum()) or len(generated) == 0:
+        return None
+    # what tools wrote belongs to the call before it
+    return generated[np.maximum(np.cumsum(mask, dtype=np.int64) - 1, 0)]
+
+
+IMPORTER = Importer(
+    name="slime",
+    title="slime and miles batches (--save-debug-rollout-data, --dump-details)",
+    files="rollout_data/<rollout_id>.pt",
+    looks_like=_looks_like,
+    read=_read,
+    suffixes=(".pt",),
+    precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
+    reads=(
+        "group_id",
+        "rollout_id",
+        "status",
+        "response_len",
+        "prompt_len",
+        "response_model_steps",
+        "response_mask",
+        "agentic",
+        "reward",
+        "finish_reason",
+        "take",
+    ),
+    lacks=(Lack.DROPPED, Lack.RESUME),
+    counts_pushes=True,
+    version_offset=1,
+)

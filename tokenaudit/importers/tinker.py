@@ -1,0 +1,105 @@
+"""tinker-cookbook: `iteration_<N>/train_rollout_summaries.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision
+from tokenaudit.importers.batch import Batch
+from tokenaudit.importers.fields import integer, length, number, objects, pieces
+from tokenaudit.importers.files import json_records
+from tokenaudit.log_writer import Row
+
+_GROUPS, _RESPONSES = 1_000_000, 1_000
+"""Groups of an iteration, and responses of a group, that ids have room for."""
+
+
+def _looks_like(path: Path, keys: frozenset[str]) -> bool:
+    return path.suffix == ".jsonl" and keys >= {"iteration", "group_idx", "traj_idx", "sampling_client_step"}
+
+
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    for path in files:
+        batch: Batch | None = None
+        for data, where in json_records(path, context):
+            try:
+                if data.get("split", "train") != "train":
+                    continue
+                iteration, group = integer(data, "iteration"), _index(data, "group_idx", _GROUPS)
+                group_id = iteration * _GROUPS + group
+                row = _row(data, group_id, context)
+            except FieldFault as fault:
+                context.fault(fault, where)
+                continue
+            if batch is None or batch.train_step != iteration + 1:
+                if batch is not None:
+                    yield from batch.trained(where)
+                batch = Batch(iteration + 1)
+            tags = data.get("tags")
+            batch.add(context.task(tags[0] if isinstance(tags, list) and tags else None), group_id, row, where)
+        if batch is not None:
+            yield from batch.trained(str(path))
+
+
+def _index(data: dict[str, Any], name: str, most: int) -> int:
+    value = integer(data, name)
+    if value >= most:
+        raise FieldFault(f"{name} is {value}", f"it is below {most}")
+    return value
+
+
+def _row(data: dict[str, Any], group_id: int, context: Context) -> Row:
+    steps = objects(data.get("steps"), "steps")
+    mask, prompt_len = _mask(steps)
+    return {
+        "rollout_id": group_id * _RESPONSES + _index(data, "traj_idx", _RESPONSES),
+        "status": "completed",
+        "response_len": len(mask),
+        "prompt_len": prompt_len,
+        "response_mask": mask,
+        "reward": number(data.get("total_reward"), "total_reward"),
+        "agentic": len(steps) > 1,
+        # a group keeps the sampling client that it began with, so all its tokens are of one version
+        "model_step": context.versions.model_step(integer(data, "sampling_client_step")),
+        "version_precision": Precision.EXACT,
+    }
+
+
+def _mask(steps: list[dict[str, Any]]) -> tuple[np.ndarray[Any, Any], int]:
+    """1 for sampled tokens and 0 for what the environment added between them; and the first observation's length."""
+    parts: list[tuple[int, int]] = []
+    held = 0
+    for step in steps:
+        observed, sampled = length(step, "ob_len"), length(step, "ac_len")
+        if parts:
+            parts.append((0, max(0, observed - held)))
+        parts.append((1, sampled))
+        held = observed + sampled
+    return pieces(parts).astype(np.int8), length(steps[0], "ob_len") if steps else 0
+
+
+IMPORTER = Importer(
+    name="tinker",
+    title="tinker-cookbook rollout summaries",
+    files="iteration_<N>/train_rollout_summaries.jsonl",
+    looks_like=_looks_like,
+    read=_read,
+    suffixes=(".jsonl",),
+    precisions=(Precision.EXACT,),
+    reads=(
+        "task_name",
+        "group_id",
+        "rollout_id",
+        "response_len",
+        "prompt_len",
+        "response_mask",
+        "reward",
+        "agentic",
+        "take",
+    ),
+    lacks=(Lack.DROPPED,),
+)

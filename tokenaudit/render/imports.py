@@ -1,0 +1,99 @@
+"""What an import would read, and what it read, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenaudit.import_log import Imports
+from tokenaudit.importers.base import Context, Importer
+from tokenaudit.log_writer import Row
+from tokenaudit.render.text import count_text, printable
+
+
+def formats_text(importers: Iterable[Importer]) -> str:
+    """The formats: name, title, files, and how versions are read by default."""
+    lines: list[str] = []
+    for importer in importers:
+        lines += [
+            f"{importer.name}: {importer.title}",
+            f"  files: {importer.files}",
+            f"  versions: {_versions(importer)}",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _versions(importer: Importer) -> str:
+    names = ", ".join(importer.precisions)
+    if names == "none":
+        return names
+    unit = "weight pushes (--sync-interval, default 1 train step)" if importer.counts_pushes else "train steps"
+    return f"{names}; counted in {unit}, initial weights = {importer.version_offset} (--version-offset)"
+
+
+def plan_text(
+    importer: Importer,
+    files: Sequence[Path],
+    size: tuple[int, int],
+    context: Context,
+    first_put: Sequence[Row] | None,
+    unmapped: Sequence[str],
+) -> str:
+    """What an import would read.
+
+    Args:
+        importer: the format.
+        files: the first files.
+        size: number of all files, and their bytes.
+        context: what turned up while the first events were read.
+        first_put: the first put; None if there was none.
+        unmapped: names in the source that have no place in a log.
+    """
+    count, total = size
+    lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {count_text(total, 'byte')}"]
+    lines += [f"  {printable(name)}" for name in _names(files)]
+    if count > len(files):
+        lines.append(f"  and {count - len(files):,} more")
+    lines.append(f"versions: {_versions(importer)}")
+    scale = context.versions
+    if (scale.offset, scale.train_steps) != (importer.version_offset, 1):
+        lines.append(f"  read as (version - {scale.offset}) * {scale.train_steps} train steps")
+    lines.append(f"reads: {', '.join(importer.reads)}")
+    if unmapped:
+        lines.append(f"not read: {', '.join(map(printable, unmapped))} (--map theirs=ours)")
+    lines.append(f"first put: {_put(first_put)}")
+    limits = dict.fromkeys([*importer.lacks, *context.limits])
+    lines.append("can't be told:" if limits else "can't be told: nothing is left out")
+    lines += [f"  - {limit}" for limit in limits]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Names of files, with some of their folders where names repeat."""
+    names = [path.name for path in files]
+    return names if len(set(names)) == len(names) else ["/".join(path.parts[-4:]) for path in files]
+
+
+def _put(rows: Sequence[Row] | None) -> str:
+    if not rows:
+        return "none"
+    first = rows[0]
+    tokens = sum(row["response_len"] for row in rows)
+    precision = ", ".join(dict.fromkeys(str(row.get("version_precision", "exact")) for row in rows))
+    return (
+        f"task {printable(first['task_name'])}, group {first['group_id']}, train step {first['train_step']}, "
+        f"{count_text(len(rows), 'response')}, {count_text(tokens, 'token')}, versions {precision}"
+    )
+
+
+def imports_text(imports: Imports) -> str:
+    """What was imported, in one line."""
+    events = ", ".join(count_text(count, kind) for kind, count in imports.events.items())
+    precisions = ", ".join(f"{name} ({count:,})" for name, count in imports.precisions.items())
+    steps = (
+        "" if imports.train_steps is None else f" · train steps {imports.train_steps[0]} to {imports.train_steps[1]}"
+    )
+    return (
+        f"{events} · {count_text(imports.responses, 'response')} · {count_text(imports.tokens, 'token')}{steps} · "
+        f"versions {precisions}"
+    )
