@@ -109,10 +109,7 @@ def test_the_readme_gate_fails_as_shown(checkout: Path):
     assert ran.stdout in TEXT
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["replay", "simulate", "workload", "inspect", "mask", "compact", "lint", "diff", "gate", "record", "import"],
-)
+@pytest.mark.parametrize("command", NAMES)
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")
     assert ran.code == 0

@@ -240,6 +240,7 @@ class ReplayBuffer:
 def _measure(record: Record, policy: ExpiryPolicy) -> None:
     """Set what follows from the members' versions: the oldest of them, and when the next member expires."""
     group = record.group
+    threshold = policy.stale_threshold
     token_threshold = None if group.is_agentic else policy.token_stale_threshold
     oldest: int | None = None
     expiry: int | None = None
@@ -251,9 +252,10 @@ def _measure(record: Record, policy: ExpiryPolicy) -> None:
             oldest = version
         if response.status is Status.EXPIRED:
             continue
-        step = too_old_from(version, policy.stale_threshold)
+        step = too_old_from(version, threshold)
         if token_threshold is not None and response.newest_trainable is not None:
-            step = min(step, too_old_from(response.newest_trainable, token_threshold))
+            token_step = too_old_from(response.newest_trainable, token_threshold)
+            step = token_step if token_step < step else step
         if expiry is None or step < expiry:
             expiry = step
     record.oldest = oldest

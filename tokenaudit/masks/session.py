@@ -13,7 +13,7 @@ from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
 from tokenaudit.run_events import TimelineKind
-from tokenaudit.session import Progress, load_log, stage
+from tokenaudit.session import Progress, load_log, no_collections, stage
 from tokenaudit.settings import Settings
 
 
@@ -70,7 +70,8 @@ def mask_log(
         on_progress=on_progress,
     )
     progress = stage(on_progress, "replaying", len(digest.events.kind))
-    plan = plan_masks(digest, settings.config, timeline, selection, progress)
+    with no_collections():
+        plan = plan_masks(digest, settings.config, timeline, selection, progress)
     with replacing(output) as target:
         totals = write_masks(
             target,
