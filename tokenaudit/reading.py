@@ -21,7 +21,7 @@ from tokenaudit.digest import (
 )
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.faults import Faults
-from tokenaudit.log import Log, read_batches
+from tokenaudit.log import Log, LogBatch, read_batches
 from tokenaudit.rows import CheckedRows, Columns, RowChecker, kind_code
 from tokenaudit.schema import COLUMNS, EventKind
 
@@ -48,6 +48,8 @@ def read_digest(
     *,
     quarantine: bool = False,
     allow_missing_versions: bool = False,
+    also: Sequence[str] = (),
+    on_batch: Callable[[LogBatch], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Digest:
     """Read a log once and reduce it.
@@ -57,6 +59,8 @@ def read_digest(
         quarantine: drop the groups that hold structural faults instead of refusing the log.
         allow_missing_versions: accept tokens without a version whose put has no `model_step`; their runs have
             the version `runs.MISSING_VERSION`.
+        also: columns to read besides those that the digest needs.
+        on_batch: called with every batch, also behind the first fault.
         on_progress: called with the number of rows read so far.
 
     Raises:
@@ -66,11 +70,14 @@ def read_digest(
     names = [column.name for column in COLUMNS if column.replayed]
     if not compare_ids:
         names.remove("response_ids")
+    names += [name for name in also if name not in names]
     checker = RowChecker(allow_missing_versions=allow_missing_versions, compare_ids=compare_ids)
     gathered = _Gathered(quarantine)
     for batch in read_batches(log, names, on_progress):
         if batch.rows:
             gathered.add(checker.check(batch))
+            if on_batch is not None:
+                on_batch(batch)
     gathered.raise_faults()
     return gathered.digest(log, checker)
 

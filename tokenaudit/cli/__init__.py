@@ -14,6 +14,7 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.audit import audit
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.replay import replay
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s policy.max_staleness=2 -o result.json")(
     replay
 )
+app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
@@ -25,12 +25,13 @@ SUFFIXES = {
 """Formats by file name extension."""
 
 
-def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES) -> None:
     """Refuse, before any work is done, files that could not be written or that would change what is read.
 
     Args:
         outputs: files to write.
         inputs: what is read: files, folders or glob patterns.
+        suffixes: formats by file name extension.
 
     Raises:
         UsageError: an unknown extension, no such folder, a folder, or a part of the input; all of them at once.
@@ -39,17 +40,17 @@ def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
         return
     files = {path.resolve() for path in log_files(inputs)} | {path.resolve() for path in inputs}
     folders = {path.resolve() for path in inputs if path.is_dir()}
-    problems = [_output_problem(path, files, folders) for path in outputs]
+    problems = [_output_problem(path, files, folders, suffixes) for path in outputs]
     if any(problems):
         raise UsageError(problem for problem in problems if problem is not None)
 
 
-def _output_problem(path: Path, files: set[Path], folders: set[Path]) -> Problem | None:
+def _output_problem(path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str]) -> Problem | None:
     if path.is_dir():
         return Problem("-o names a folder", str(path), "name a file in it")
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in suffixes:
         what = f"-o can't tell a format from the extension {path.suffix!r}"
-        return Problem(what, str(path), f"extensions: {', '.join(SUFFIXES)}")
+        return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
         return Problem("-o names a folder that isn't there", str(path), f"create {path.parent} first")
     place = path.resolve()
@@ -63,7 +64,11 @@ def _output_problem(path: Path, files: set[Path], folders: set[Path]) -> Problem
 def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_task: bool) -> None:
     """Render everything first, then write: a fault leaves no half of it behind."""
     contents = [(path, _render(result, SUFFIXES[path.suffix.lower()], by_task)) for path in outputs]
-    text = _stdout_text(result, stdout_format, by_task)
+    write_all(_stdout_text(result, stdout_format, by_task), contents)
+
+
+def write_all(text: str, contents: Sequence[tuple[Path, bytes]]) -> None:
+    """Write files, then standard output."""
     for path, content in contents:
         write_file(path, content)
     streams.write_result(text)

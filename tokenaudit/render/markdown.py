@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 
 from rich import box
@@ -19,13 +19,22 @@ def render_markdown(result: Result, *, by_task: bool = False) -> str:
     return "\n".join(_blocks(result, by_task)).rstrip("\n") + "\n"
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1, cell: Callable[[str], str] | None = None
+) -> str:
+    """A Markdown table.
+
+    Args:
+        header: names of the columns.
+        rows: their cells.
+        texts: how many columns, from the left, are text; the others are numbers.
+        cell: how to write the cells of `rows`, such as `inline`; None: only what would break the table is escaped.
+    """
     table = Table(box=box.MARKDOWN)
     for position, name in enumerate(header):
-        table.add_column(_cell(name), justify="left" if position == 0 else "right", no_wrap=True)
+        table.add_column(_cell(name), justify="left" if position < texts else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(cell) for cell in row))
+        table.add_row(*map(cell or _cell, row))
     buffer = StringIO()
     console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(table)
@@ -37,10 +46,10 @@ def _cell(text: str) -> str:
 
 
 def _blocks(result: Result, by_task: bool) -> Iterator[str]:
-    yield f"## tokenaudit replay: {_inline(title(result))}\n"
+    yield f"## tokenaudit replay: {inline(title(result))}\n"
     yield f"**{verdict(result)}**\n"
     for notice in result.warnings:
-        yield f"- warning: {_inline(notice.message)}" + (f" ({_inline(notice.cost)})" if notice.cost else "")
+        yield f"- warning: {inline(notice.message)}" + (f" ({inline(notice.cost)})" if notice.cost else "")
     if result.warnings:
         yield ""
     yield markdown_table(("where the tokens went", "tokens", "share"), [
@@ -50,7 +59,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
     yield markdown_table(header, list(_rows(result, by_task)))
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Text that Markdown shows as it is."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in printable(text))
 

@@ -1,0 +1,88 @@
+"""The rules about groups, the lifecycle and step totals; see `tokenaudit.audit.rules`."""
+
+from __future__ import annotations
+
+from tokenaudit.audit.rules import Fact, Rule, Severity
+
+_E, _W, _I = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+GROUP_RULES = (
+    Rule("G001", "group-incomplete", _E, "A group was taken with fewer members than group_size.",
+         "Hold a group back until all members are there, or drop it whole.", (Fact.TAKES, Fact.GROUP_SIZE)),
+    Rule("G002", "group-singleton", _W, "A group has one member, so a baseline inside the group is undefined.",
+         "Sample at least two responses per prompt, or use a baseline of another kind."),
+    Rule("G003", "fan-out-overweight", _W,
+         "Rollouts of a group have different numbers of rows, so a mean over rows weighs them differently.",
+         "Take the baseline over rollouts.", ("reward",)),
+    Rule("G004", "fan-out-reward-conflict", _E, "Rows of one rollout in one put have different rewards.",
+         "Give every row of a rollout the reward of the rollout.", ("reward",)),
+    Rule("G005", "group-filter-split", _W,
+         "Some members of a group are filtered and others completed; an error where the group was taken.",
+         "Decide on a filter for the whole group."),
+    Rule("G006", "group-zero-variance", _I, "Groups were taken whose members all have the same reward.",
+         "They teach nothing under a group baseline; filter them, or choose other prompts.",
+         ("reward", Fact.TAKES)),
+    Rule("G007", "unfinished-row-trained", _E, "A response was taken whose last put isn't completed.",
+         "Take completed groups only.", (Fact.RECORDED_TAKES,)),
+    Rule("G008", "reward-missing", _E, "A completed response of a taken group has no reward, though others have one.",
+         "Score before the group is taken; don't stand in a 0.", ("reward", Fact.TAKES)),
+)  # fmt: skip
+
+LIFECYCLE_RULES = (
+    Rule("L001", "stale-token-trained", _E, "The trainer's mask keeps tokens that the token rule masks.",
+         "Compute the mask at the step of the take.", ("trained_mask", Fact.TAKES, Fact.TOKEN_RULE)),
+    Rule("L002", "stale-group-taken", _E, "A response was taken that the config says is too old.",
+         "Refresh staleness right before every take, and count the time spent waiting.", (Fact.TAKES,)),
+    Rule("L003", "aged-in-queue", _W, "Groups became too old after their put, while they waited.",
+         "Generate less ahead, or take the stalest first.", (Fact.REPLAY,)),
+    Rule("L004", "expired-too-early", _W, "The run expired a response or group that the config still allows.",
+         "Check the comparison (too old is staleness >= limit) and that the age is counted once per step.",
+         (Fact.REPLAY,)),
+    Rule("L005", "expired-too-late", _W, "The run continued a group that the config says had expired.",
+         "Refresh staleness at every step, and count the oldest token.", (Fact.TIMELINE,)),
+    Rule("L006", "expired-retained", _W, "The run kept an expired group though its config discards it.",
+         "Drop the group, or set tail_batch_trigger_size to 0 or more.", (Fact.TIMELINE, Fact.NO_RETRY)),
+    Rule("L007", "recorded-staleness-mismatch", _E, "The recorded seq_staleness isn't that of the oldest token.",
+         "seq_staleness = train_step - oldest version - 1, and 0 without tokens.", ("seq_staleness",)),
+    Rule("L008", "fresh-tokens-lost", _W, "Fresh members were discarded because a mate expired.",
+         "Set tail_batch_trigger_size to 0 or more: then they are kept.", (Fact.REPLAY, Fact.NO_RETRY)),
+    Rule("L009", "silent-discard", _W, "The config throws expired groups away without another try.",
+         "tail_batch_trigger_size 0 or more rolls them again.", (Fact.REPLAY, Fact.NO_RETRY)),
+    Rule("L010", "agentic-exempt-stale", _W,
+         "Tokens beyond the token limit are trained because the token rule spares groups with an agentic member.",
+         "Lower max_staleness for agentic tasks, or leave ready-made inputs out.",
+         ("agentic", Fact.TAKES, Fact.TOKEN_RULE)),
+    Rule("L011", "starved-group", _W, "A group expired three times or more and was never trained.",
+         "Allow partial rollouts, raise max_staleness, or shorten the response.", (Fact.REPLAY, Fact.RETRY)),
+    Rule("L012", "length-bias", _W, "Expired groups are much longer than taken ones: the limit punishes length.",
+         "Allow partial rollouts, or raise max_staleness.", (Fact.TAKES,)),
+    Rule("L013", "discard-rate", _W, "More than a tenth of the generated tokens was dropped as stale.",
+         "Compare configs with `tokenaudit replay -s ...`.", (Fact.REPLAY,)),
+    Rule("L014", "batch-never-filled", _E, "The run ends before its last step with a batch it couldn't fill.",
+         "Look at the members that never came back; time them out.", (Fact.TIMELINE, Fact.STEPS)),
+    Rule("L015", "dead-group-run", _W, "Many groups in a row contributed nothing.",
+         "Look for a failing environment or a filter that rejects everything.", (Fact.REPLAY,)),
+    Rule("L016", "duplicate-consumption", _E, "A response was taken twice.",
+         "Restore the data position together with the checkpoint.", (Fact.RECORDED_TAKES,)),
+    Rule("L017", "id-reused", _W, "A group was put again after it had been taken.",
+         "Add a part to ids that is new for every run, and don't feed prompts again unnoticed.", (Fact.TAKES,)),
+    Rule("L018", "run-restart", _I, "train_step falls: the run seems to have been restarted.",
+         "Write a log per run, or expect what was in flight to be lost."),
+    Rule("L019", "status-transition", _E, "A completed response went back to init without being generated again.",
+         "Keep the status when other fields are reset."),
+    Rule("L020", "staleness-convention", _I, "How this audit counts staleness, and how many verdicts rest on it.",
+         "Check it against your trainer: strict or not, and counted from which version.", (Fact.REPLAY,)),
+    Rule("L021", "setting-suspect", _W, "A setting of the config costs something that isn't obvious from it.",
+         "See `tokenaudit lint`.", (Fact.CONFIG,)),
+)  # fmt: skip
+
+TOTALS_RULES = (
+    Rule("T001", "step-without-trainable-tokens", _E, "A step took tokens and can train none of them.",
+         "Guard the loss against a count of 0, and find out who masked the batch.", (Fact.TAKES,)),
+    Rule("T002", "denominator-mismatch", _W, "The trainer divided the loss by another number than trainable tokens.",
+         "Count after all masks are applied.", ("loss_tokens", Fact.TAKES)),
+    Rule("T003", "produced-token-double-count", _W, "prior_len leaves out tokens that an earlier put already counted.",
+         "prior_len is the length that the response had when this round began.", ("prior_len",)),
+    Rule("T004", "multi-update-batch", _I, "Versions count several updates per step.",
+         "Count train steps, or read every staleness as updates.", (Fact.TIMELINE,)),
+)  # fmt: skip
