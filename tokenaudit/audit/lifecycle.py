@@ -28,7 +28,7 @@ def _stale_token_trained(case: Case, rule: Rule, findings: Findings) -> None:
     add_checked(rule, findings, case.trained.responses, "masks at the take")
     for response in case.trained.wrong:
         for run in response.wrong:
-            if run.is_stale:
+            if run.is_stale and run.trained:
                 text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
                 findings.add(rule, response.subject, f"{text}, token limit {response.limit}")
 
@@ -38,8 +38,8 @@ def _trained_mask_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
         return
     add_checked(rule, findings, case.trained.responses, "masks at the take")
     for response in case.trained.wrong:
-        lost = sum(max(0, run.trainable - run.trained) for run in response.wrong if not run.is_stale)
-        extra = sum(max(0, run.trained - run.trainable) for run in response.wrong if not run.is_stale)
+        lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
+        extra = sum(run.extra for run in response.wrong)
         parts = [
             f"{plural(lost, 'fresh trainable token')} not trained" if lost else "",
             f"{plural(extra, 'token')} trained that the semantic mask leaves out" if extra else "",

@@ -14,9 +14,10 @@ from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.life import NEVER, Life
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import RecordedTake
+from tokenaudit.columns import Bools
 from tokenaudit.log import Log, read_batches
 
-_COLUMN = "trained_mask"
+_COLUMN, _SEMANTIC = "trained_mask", "response_mask"
 
 
 class TrainedRun(NamedTuple):
@@ -28,7 +29,8 @@ class TrainedRun(NamedTuple):
         age: their staleness at the take.
         is_stale: whether the token rule masks them.
         trainable: those that the semantic mask trains.
-        trained: those that the trainer's mask kept.
+        trained: those of them that the trainer's mask kept.
+        extra: tokens out of the loss that the trainer's mask kept.
     """
 
     first_token: int
@@ -37,6 +39,7 @@ class TrainedRun(NamedTuple):
     is_stale: bool
     trainable: int
     trained: int
+    extra: int
 
 
 class TrainedResponse(NamedTuple):
@@ -75,7 +78,7 @@ def trained_masks(log: Log, table: LogTable, life: Life, takes: Sequence[Recorde
     responses = 0
     wrong: list[TrainedResponse] = []
     misfits: list[tuple[Subject, int, int]] = []
-    for row, mask in _masks(log):
+    for row, mask, semantic in _masks(log):
         if table.is_put[row]:
             put_row, step = row, step_of_put.get(row, _taken_step(life, row))
         else:
@@ -92,21 +95,25 @@ def trained_masks(log: Log, table: LogTable, life: Life, takes: Sequence[Recorde
         responses += 1
         task = table.tasks[int(table["task"][put_row])]
         limit = None if spared[put_row] else life.config.token_stale_threshold(task)
-        differing = tuple(run for run in _runs(runs, mask, step, limit) if _is_wrong(run))
+        differing = tuple(run for run in _runs(runs, mask, semantic, step, limit) if _is_wrong(run))
         if differing:
             wrong.append(TrainedResponse(table.subject(put_row), step, limit, differing))
     return TrainedMasks(responses, tuple(wrong), tuple(misfits))
 
 
-def _masks(log: Log) -> Iterator[tuple[int, np.ndarray]]:
-    """(row of the log, mask as 0 and 1) of every row that has one."""
+def _masks(log: Log) -> Iterator[tuple[int, Bools, Bools | None]]:
+    """(row of the log, trainer's mask, semantic mask) of every row that has the first; None: the row has no second."""
     first = 0
-    for batch in read_batches(log, [_COLUMN]):
-        masks = col.lists(batch.columns.get(_COLUMN), batch.rows)
-        ends = np.cumsum(masks.lengths)
-        for position in np.flatnonzero(~masks.is_null).tolist():
-            values = masks.values[ends[position] - masks.lengths[position] : ends[position]]
-            yield first + position, (values != 0).view(np.uint8)
+    for batch in read_batches(log, [_COLUMN, _SEMANTIC]):
+        trained, semantic = (col.lists(batch.columns.get(name), batch.rows) for name in (_COLUMN, _SEMANTIC))
+        ends, semantic_ends = np.cumsum(trained.lengths), np.cumsum(semantic.lengths)
+        for position in np.flatnonzero(~trained.is_null).tolist():
+            mask = trained.values[ends[position] - trained.lengths[position] : ends[position]] != 0
+            own = None
+            if not semantic.is_null[position] and semantic.lengths[position] == len(mask):
+                end = semantic_ends[position]
+                own = semantic.values[end - len(mask) : end] != 0
+            yield first + position, mask, own
         first += batch.rows
 
 
@@ -116,16 +123,19 @@ def _taken_step(life: Life, row: int) -> int:
 
 
 def _runs(
-    runs: Sequence[tuple[int, int, int]], mask: np.ndarray, train_step: int, limit: int | None
+    runs: Sequence[tuple[int, int, int]], mask: Bools, semantic: Bools | None, train_step: int, limit: int | None
 ) -> Iterator[TrainedRun]:
+    """The runs of a response; without its semantic mask, numbers per run have to do."""
     bounds = np.cumsum([0, *(tokens for _, tokens, _ in runs)]).tolist()
     no_token_trained = not any(trainable for _, _, trainable in runs)
     for (version, tokens, trainable), (first, last) in zip(runs, pairwise(bounds), strict=True):
         age = train_step - version - 1
         # The rule spares a response whose own mask is all zero; nothing of it is trained either way.
         is_stale = limit is not None and age >= limit and not no_token_trained
-        yield TrainedRun(first, tokens, age, is_stale, trainable, int(mask[first:last].sum()))
+        ones = int(mask[first:last].sum())
+        trained = min(ones, trainable) if semantic is None else int((mask & semantic)[first:last].sum())
+        yield TrainedRun(first, tokens, age, is_stale, trainable, trained, ones - trained)
 
 
 def _is_wrong(run: TrainedRun) -> bool:
-    return run.trained != (0 if run.is_stale else run.trainable)
+    return run.extra > 0 or run.trained != (0 if run.is_stale else run.trainable)
