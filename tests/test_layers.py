@@ -67,6 +67,9 @@ LAYERS = (
     "tokenaudit.audit.totals",
     "tokenaudit.audit.report",
     "tokenaudit.audit.run",
+    "tokenaudit.holding",
+    "tokenaudit.explain",
+    "tokenaudit.explain_step",
     "tokenaudit.render",
     "tokenaudit.render.text",
     "tokenaudit.render.console",
@@ -82,6 +85,7 @@ LAYERS = (
     "tokenaudit.render.audit_junit",
     "tokenaudit.render.audit_sarif",
     "tokenaudit.render.audit_github",
+    "tokenaudit.render.explain",
     "tokenaudit.cli.streams",
     "tokenaudit.cli.options",
     "tokenaudit.cli.output",
@@ -89,6 +93,7 @@ LAYERS = (
     "tokenaudit.cli.inspect",
     "tokenaudit.cli.lint",
     "tokenaudit.cli.audit",
+    "tokenaudit.cli.explain",
     "tokenaudit.cli",
     "tokenaudit.__main__",
 )
@@ -114,6 +119,9 @@ EXTERNAL = {
     "tokenaudit.audit.report": set(),
     "tokenaudit.audit.offpolicy": {"numpy", "torch"},
     "tokenaudit.audit": {"numpy", "pyarrow", "torch"},
+    "tokenaudit.holding": set(),
+    "tokenaudit.explain": set(),
+    "tokenaudit.explain_step": set(),
     "tokenaudit.render.table": {"rich"},
     "tokenaudit.render.console": {"rich"},
     "tokenaudit.render.audit_table": {"rich"},
@@ -187,7 +195,15 @@ HEAVY = ("torch", "polars", "pyarrow", "numpy")
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["replay", "--help"], ["inspect", "-h"], ["lint", "--help"], ["audit", "-h"], ["--version"]],
+    [
+        ["--help"],
+        ["replay", "--help"],
+        ["inspect", "-h"],
+        ["lint", "--help"],
+        ["audit", "-h"],
+        ["explain", "-h"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]):
     code = (

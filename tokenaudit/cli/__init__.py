@@ -15,6 +15,7 @@ import typer
 from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.audit import audit
+from tokenaudit.cli.explain import explain
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.replay import replay
@@ -37,6 +38,7 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
     replay
 )
 app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
+app.command(epilog="Example: tokenaudit explain rollouts.parquet --group math/12 -c async.toml")(explain)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
 
