@@ -95,7 +95,7 @@ def _member_lines(moment: Moment, token_limit: int | None) -> Iterator[str]:
         fate = member.fate or ""
         line = f"{name:<15}{member.status:<10}{member.tokens:>8,} tokens  {age:<13}{fate}"
         if moment.kind is MomentKind.TAKEN:
-            line = f"{line:<60}{_strip(member, moment.train_step or 0, token_limit)}"
+            line = f"{line:<65}{_strip(member, moment.train_step or 0, token_limit)}"
         runs = " ".join(f"v{version}x{tokens}" for version, tokens, _ in member.runs[:8])
         yield f"{line}  {runs}{' …' if len(member.runs) > 8 else ''}".rstrip()
 
