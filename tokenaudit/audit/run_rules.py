@@ -82,7 +82,7 @@ TOTALS_RULES = (
     Rule("T002", "denominator-mismatch", _W, "The trainer divided the loss by another number than trainable tokens.",
          "Count after all masks are applied.", ("loss_tokens", Fact.TAKES)),
     Rule("T003", "produced-token-double-count", _W, "prior_len leaves out tokens that an earlier put already counted.",
-         "prior_len is the length that the response had when this round began.", ("prior_len",)),
+         "prior_len is the length that the response had when this round began.", ("prior_len", Fact.READABLE)),
     Rule("T004", "multi-update-batch", _I, "Versions count several updates per step.",
          "Count train steps, or read every staleness as updates.", (Fact.TIMELINE,)),
 )  # fmt: skip

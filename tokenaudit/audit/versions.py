@@ -20,7 +20,8 @@ _SUSPECT_UNIT = 8
 """Smallest common divisor of versions that can't be a sync interval where versions are far above the steps."""
 _MIN_VERSIONS = 3
 _STEPS_BACK = 2
-_DEEP_FALL = 8
+_DEEP_FALL = 16
+"""A fall that no put of an old request explains."""
 _FALLS = 1_000
 """Falls that are looked at."""
 
