@@ -24,6 +24,7 @@ COUNTS = (
     "shortfall_groups", "leftover_completed", "leftover_aborted", "leftover_expired", "raw_rewards_count",
     "restarted_tokens", "avoided_tokens", "regenerated_tokens", "carried_in_tokens", "counterfactual_tokens",
 )  # fmt: skip
+LARGEST_REWARD = 1e300  # beyond it, and infinite or not a number: unscored
 POOLS = ("completed", "aborted", "expired")
 DROPPED = ("reset_tokens", "discarded_stale_tokens", "discarded_fresh_tokens", "masked_stale_tokens")
 LEDGER_IN = ("produced_tokens", "carried_in_tokens")
@@ -59,6 +60,15 @@ class Response:
     @property
     def tokens(self) -> int:
         return len(self.versions)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the whole log says about one row of a put, whichever puts a replay makes use of."""
+
+    segment: int
+    is_first_put: bool  # of its rollout
+    previous: tuple[list[int] | None, list[int]]  # the response's put before: token ids and versions
 
 
 @dataclass(eq=False)
@@ -133,7 +143,7 @@ class SlowReplay:
     """The buffer, what replay remembers of the log, and the row being filled."""
 
     def __init__(self, rows: list[Row], config: Row) -> None:
-        self.events = [list(event) for _, event in groupby(rows, key=lambda row: row["event_id"])]
+        self.events = [[dict(row) for row in event] for _, event in groupby(rows, key=lambda row: row["event_id"])]
         self.settings: Row = config.get("timeline", {})
         self.interval: int = self.settings.get("sync_weights_interval", 1)
         self.disaggregated = config.get("mode", "colocated") == "disaggregated"
@@ -147,9 +157,7 @@ class SlowReplay:
         self.puts_stored = 0  # the source of timestamps
         self.in_flight: dict[tuple[str, int], Record] = {}  # sampled, not put again yet
         self.taken: set[tuple[str, int]] = set()
-        self.rollouts_seen: set[tuple[str, int]] = set()
-        # Of every response its last put: token ids (if the log has them) and versions before resync.
-        self.previous_put: dict[tuple[str, int, int], tuple[list[int] | None, list[int]]] = {}
+        self.learn_puts()
 
         self.tallies = {task: Tally() for task in self.tasks}
         self.row_masks: dict[str, str] = {}
@@ -241,6 +249,26 @@ class SlowReplay:
 
     # ---- one put of the log (sections 2, 3 and 5)
 
+    def learn_puts(self) -> None:
+        """First and previous puts, over the whole log: also those that a simulated timeline leaves out."""
+        seen: set[tuple[str, int]] = set()
+        # Of every response its last put: token ids (if the log has them) and versions before resync.
+        last: dict[tuple[str, int, int], tuple[list[int] | None, list[int]]] = {}
+        for event in self.events:
+            if event_name(event[0]) != "put":
+                continue
+            task = task_of(event[0])
+            rollouts = [row["rollout_id"] for row in event]
+            for position, row in enumerate(event):
+                rollout_id = row["rollout_id"]
+                segment = rollouts[:position].count(rollout_id)
+                ids = None if row.get("response_ids") is None else list(row["response_ids"])
+                versions = self.stamped_versions(row, event[0]["train_step"])
+                before = last.get((task, rollout_id, segment), (None, []))
+                row["known"] = Known(segment, (task, rollout_id) not in seen, before)
+                last[task, rollout_id, segment] = (ids, versions)
+            seen |= {(task, rollout_id) for rollout_id in rollouts}
+
     def resynced(self, version: int) -> int:
         return version // self.interval * self.interval if self.settings.get("resync") else version
 
@@ -249,21 +277,21 @@ class SlowReplay:
         versions = list(row.get("response_model_steps") or [])
         stamp = row.get("model_step")
         if stamp is None and self.settings.get("stamp_missing"):
-            stamp = (train_step - 1) // self.interval * self.interval
+            stamp = max(train_step - 1, 0) // self.interval * self.interval  # weights begin at version 0
         missing = response_length(row) - len(versions)
         assert missing == 0 or stamp is not None, f"tokens without a version: {row}"
         return versions + [stamp] * missing
 
-    def read_member(self, row: Row, segment: int, held: dict[Key, int], train_step: int) -> Response:
+    def read_member(self, row: Row, held: dict[Key, int], train_step: int) -> Response:
+        known: Known = row["known"]
         versions = self.stamped_versions(row, train_step)
         mask = [int(bool(entry)) for entry in row.get("response_mask") or [1] * len(versions)]
         member = Response(
-            rollout_id=row["rollout_id"], segment=segment, status=row["status"], versions=versions, mask=mask,
-            agentic=bool(row.get("agentic")), reward=row.get("reward"),
+            rollout_id=row["rollout_id"], segment=known.segment, status=row["status"], versions=versions,
+            mask=mask, agentic=bool(row.get("agentic")), reward=row.get("reward"),
         )  # fmt: skip
         ids = None if row.get("response_ids") is None else list(row["response_ids"])
-        old_ids, old_versions = self.previous_put.get((task_of(row), *member.key), (None, []))
-        self.previous_put[task_of(row), *member.key] = (ids, versions)
+        old_ids, old_versions = known.previous
         old, new = (old_versions, versions) if ids is None or old_ids is None else (old_ids, ids)
         recorded = len(row.get("response_model_steps") or [])
         if row.get("prior_len") is not None:
@@ -281,13 +309,7 @@ class SlowReplay:
         in_pool = next((record for record in self.pool if record.key == (task, group_id)), None)
         holder = in_pool or self.in_flight.get((task, group_id))
         held = {member.key: member.tokens for member in holder.members} if holder else {}
-        rollouts = [row["rollout_id"] for row in rows]
-        members = [
-            self.read_member(row, rollouts[:position].count(row["rollout_id"]), held, train_step)
-            for position, row in enumerate(rows)
-        ]
-        put_before = {rollout_id for rollout_id in rollouts if (task, rollout_id) in self.rollouts_seen}
-        self.rollouts_seen |= {(task, rollout_id) for rollout_id in rollouts}
+        members = [self.read_member(row, held, train_step) for row in rows]
 
         if (task, group_id) in self.taken or (in_pool and in_pool.status == "completed"):
             avoided = sum(member.tokens - member.prior for member in members)
@@ -302,11 +324,12 @@ class SlowReplay:
         model_steps = [row["model_step"] for row in rows if row.get("model_step") is not None]
         put_versions = [version for member in members for version in member.versions]
         put_model_step = max(model_steps or put_versions, default=0)
-        for member in members:
+        for row, member in zip(rows, members, strict=True):
             have = held.pop(member.key, 0)
             carried, restarted, regenerated = 0, 0, 0
-            if member.rollout_id not in put_before:
-                carried = member.prior
+            if row["known"].is_first_put:
+                # A simulated timeline goes by step: where steps fall in the log, a later put came before.
+                carried, restarted = member.prior, have
             elif have >= member.prior:
                 restarted = have - member.prior
             else:
@@ -316,8 +339,8 @@ class SlowReplay:
             counts["restarted_tokens"] += restarted
             counts["regenerated_tokens"] += regenerated
             counts["produced_tokens"] += member.tokens - member.prior + regenerated
-            # Without partial rollout, or when the engine failed, a restart is what this config does itself.
-            by_config = not partial_rollout or member.status == "failed"
+            # Without partial rollout a restart is what this config does itself; where the engine failed, the log did.
+            by_config = not partial_rollout or (member.status == "failed" and not regenerated)
             counts["counterfactual_tokens"] += regenerated + (0 if by_config else restarted)
             member.versions = [self.resynced(version) for version in member.versions]
         missing_members = sum(held.values())
@@ -331,7 +354,7 @@ class SlowReplay:
         tally.counts["put_groups"] += 1
         tally.counts["produced_samples"] += len(record.members)
         if record.status == "filtered" or all(member.status == "completed" for member in record.members):
-            scored = [m.reward for m in record.members if m.reward is not None and math.isfinite(m.reward)]
+            scored = [m.reward for m in record.members if m.reward is not None and abs(m.reward) <= LARGEST_REWARD]
             tally.rewards += scored
             tally.counts["raw_rewards_count"] += len(scored)
         if record.status in ("failed", "filtered"):
@@ -356,7 +379,7 @@ class SlowReplay:
         self.row_masks = {}
 
     def run_recorded(self) -> None:
-        steps = [row.get("train_step") for event in self.events for row in event]
+        steps = [row.get("train_step") for event in self.events for row in event if event_name(row) != "sample"]
         first_step = next((step for step in steps if step is not None), None)
         model_step: int | None = 0 if first_step == 1 else None
         waiting = list(self.events)

@@ -7,23 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenaudit.config import (
-    Config,
-    Mode,
-    Policy,
-    ReplayPolicy,
-    Task,
-    TaskPolicy,
-    dotted,
-    dotted_items,
-    parse_config,
-    quoted,
-    require_timeline,
-    resolved,
-    shown,
-    task_order,
-    task_sizes,
-)
+from tokenaudit.config import dotted_items, parse_config, require_timeline, resolved, task_order, task_sizes
+from tokenaudit.config_faults import dotted, quoted, shown
+from tokenaudit.config_model import Config, Mode, Policy, ReplayPolicy, Task, TaskPolicy
 from tokenaudit.config_warnings import ConfigWarning, config_warnings
 from tokenaudit.errors import ConfigError, Problem
 from tokenaudit.lifecycle.policies import ExpiryPolicy
@@ -823,7 +809,7 @@ def test_defaults_and_a_sound_config_are_quiet():
             ConfigWarning(
                 "tail-batch-zero",
                 "tail_batch_trigger_size 0 generates expired groups again at once",
-                "upstream changed the meaning of 0 from discard to retry at once: a config from before now"
+                "XTuner changed the meaning of 0 from discard to retry at once: a config from before now"
                 " spends GPU time on every expired group again; -1 discards",
                 ("policy.tail_batch_trigger_size",),
             ),
@@ -949,19 +935,19 @@ def test_tasks_with_the_same_values_share_a_warning():
     ] == [
         (
             "token-rule-without-effect",
-            '"a.b": max_token_staleness 4 is not below max_staleness 3',
+            'task "a.b": max_token_staleness 4 is not below max_staleness 3',
             ('tasks."a.b".max_token_staleness', "policy.max_staleness"),
             ("a.b",),
         ),
         (
             "token-rule-without-effect",
-            "code: max_token_staleness 5 is not below max_staleness 3",
+            "task code: max_token_staleness 5 is not below max_staleness 3",
             ("tasks.code.max_token_staleness", "policy.max_staleness"),
             ("code",),
         ),
         (
             "tail-batch-zero",
-            'math, "a.b": tail_batch_trigger_size 0 generates expired groups again at once',
+            'tasks math, "a.b": tail_batch_trigger_size 0 generates expired groups again at once',
             ("tasks.math.tail_batch_trigger_size", 'tasks."a.b".tail_batch_trigger_size'),
             ("math", "a.b"),
         ),
@@ -972,10 +958,10 @@ def test_tasks_with_the_same_values_share_a_warning():
     ("seen", "tasks", "message", "names"),
     [
         ([], {}, "", ()),
-        ([], {"math": {}}, "[policy], math: ", ("math",)),
+        ([], {"math": {}}, "[policy] and task math: ", ("math",)),
         ([], {"math": {"tail_batch_trigger_size": 6}}, "", ()),
-        (["code", "code"], {"math": {}}, "math, code: ", ("math", "code")),
-        (["code"], {"math": {"tail_batch_trigger_size": 6}}, "code: ", ("code",)),
+        (["code", "code"], {"math": {}}, "tasks math, code: ", ("math", "code")),
+        (["code"], {"math": {"tail_batch_trigger_size": 6}}, "task code: ", ("code",)),
         (["math"], {"math": {"tail_batch_trigger_size": 6}}, None, ()),
     ],
 )

@@ -29,9 +29,13 @@ def test_generated_parts_are_current():
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like a fresh clone, for commands that write files; they run in the order of the README."""
+    """A folder like a fresh clone in which the README's Python was run; its commands run there in order."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    snippets = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    assert len(snippets) == 2
+    for code in snippets:
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return folder
 
 
@@ -55,11 +59,6 @@ def test_the_two_commands_stand_in_the_readme_and_ci_runs_the_second():
     script = ROOT / ".ci" / "run"
     assert TEST_COMMAND in script.read_text().splitlines()
     assert script.stat().st_mode & stat.S_IXUSR
-
-
-def test_readme_python_runs(checkout: Path):
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_readme_config_is_valid():

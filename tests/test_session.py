@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from builders import put, refresh, take, write_log
+from builders import put, refresh, sample, take, write_log
 
 from tokenaudit import replay_log, rows_frame
 from tokenaudit.errors import ConfigError, LogError
@@ -135,3 +135,58 @@ def test_progress_covers_reading_and_replaying(tmp_path: Path):
 def test_rows_frame_of_the_public_api(tmp_path: Path):
     frame = rows_frame(replayed(tmp_path, [put(1, 1), take(2)]), by_task=True)
     assert frame["task"].to_list() == ["default", "default"]
+
+
+def test_overrides_that_change_nothing_are_told(tmp_path: Path):
+    rows = [put(1, 1, task_name="math"), take(2, task_name="math")]
+    result = replayed(
+        tmp_path,
+        rows,
+        "tasks.math.max_staleness=2",
+        "policy.max_staleness=1",
+        "policy.tail_batch_trigger_size=3",
+        "timeline.steps=9",
+        "tasks.math.weight=3.0",
+    )
+    told = [notice.message for notice in result.warnings if notice.code == "no-effect"]
+    assert told == [
+        "-s timeline.steps changes nothing: batch sizes and steps come from the recorded timeline",
+        "-s policy.max_staleness changes nothing: math set their own",
+        "-s tasks.math.weight changes nothing: batch sizes and steps come from the recorded timeline",
+    ]
+    assert result.config_source == "defaults, 5 values by -s"
+
+
+def test_tasks_that_do_not_meet_are_told(tmp_path: Path):
+    rows = [put(1, 1, task_name="math"), take(2, task_name="code")]
+    found = notices(replayed(tmp_path, rows, "tasks.chat.max_staleness=2"))
+    assert found["task-not-in-log"] == "task chat is in the config, but the log has no such task"
+    assert found["task-without-put"] == "task code is sampled or taken, but never put"
+
+
+def test_versions_from_the_future_are_told(tmp_path: Path):
+    rows = [put(1, 1, train_step=1, model_step=1, tokens=5), put(2, 2, train_step=2, model_step=1, tokens=7), take(3)]
+    found = notices(replayed(tmp_path, rows))
+    assert found["versions-from-future"] == ("5 tokens have a version that the trainer had not made when they were put")
+    assert "versions-from-future" not in notices(replayed(tmp_path, rows[1:]))
+
+
+def test_a_group_split_over_events_is_told(tmp_path: Path):
+    rows = [put(1, 1, 10), put(2, 1, 11), put(3, 2, 20), take(4)]
+    assert notices(replayed(tmp_path, rows))["group-split"] == "1 puts follow a put of the same group at the same step"
+    assert "group-split" not in notices(replayed(tmp_path, rows[1:]))
+
+
+def test_continuations_that_nothing_tells_are_told(tmp_path: Path):
+    again = {"status": "completed", "prior_len": None, "tokens": 9}
+    rows = [put(1, 1, status="aborted", tokens=4), sample(2, 1), put(3, 1, **again), take(4)]
+    assert notices(replayed(tmp_path, rows))["prior-len-unknown"].startswith("1 responses are put again")
+    rows[2] = put(3, 1, **again, response_model_steps=[0, 0, 0, 0])
+    assert "prior-len-unknown" not in notices(replayed(tmp_path, rows))
+
+
+def test_puts_before_step_1_say_that_steps_begin_at_1(tmp_path: Path):
+    rows = [put(step + 1, step, train_step=step, model_step=0) for step in (0, 1)]
+    result = replayed(tmp_path, rows, "timeline.train_batch_size=1")
+    notice = next(notice for notice in result.warnings if notice.code == "puts-left-out")
+    assert notice.cost == "1 of them are before step 1, the first."

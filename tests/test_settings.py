@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenaudit.config import Config, ReplayPolicy, dotted_items, parse_config, resolved
+from tokenaudit.config import dotted_items, parse_config, resolved
+from tokenaudit.config_model import Config, ReplayPolicy
 from tokenaudit.errors import ConfigError, Problem
 from tokenaudit.settings import FoundBy, load_settings
 

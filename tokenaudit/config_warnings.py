@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenaudit.config import Config, Policy, TaskPolicy, dotted
+from tokenaudit.config_faults import dotted
+from tokenaudit.config_model import Config, Policy, TaskPolicy
 from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
 
 
@@ -142,7 +143,7 @@ def _tail_batch_zero(policy: TaskPolicy, interval: int) -> tuple[str, str] | Non
         return None
     return (
         "tail_batch_trigger_size 0 generates expired groups again at once",
-        "upstream changed the meaning of 0 from discard to retry at once: a config from before now spends"
+        "XTuner changed the meaning of 0 from discard to retry at once: a config from before now spends"
         " GPU time on every expired group again; -1 discards",
     )
 

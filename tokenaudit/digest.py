@@ -25,6 +25,8 @@ NO_VALUE = -1
 """Code of null in columns of versions, tasks, statuses and sizes."""
 PRIOR_UNKNOWN = -1
 """`prior_len` that must be told from the response's previous put."""
+PRIOR_ASSUMED = -2
+"""`prior_len` that counts as 0 because neither it nor any version of the response is recorded."""
 
 KIND_CODE: dict[EventKind, int] = {kind: code for code, kind in enumerate(KINDS)}
 STATUS_CODE: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
@@ -60,7 +62,8 @@ class Responses(NamedTuple):
         segment: position among the rows of its rollout in its put.
         status: index into `STATUSES`.
         tokens: length.
-        prior_len: leading tokens that earlier puts produced; `PRIOR_UNKNOWN`: see `previous`.
+        prior_len: leading tokens that earlier puts produced; or `PRIOR_UNKNOWN` or
+            `PRIOR_ASSUMED`.
         reward: NaN where unscored.
         agentic: whether it exempts its group from the token rule.
         is_first_put: whether it belongs to its rollout's first put in the log.

@@ -11,6 +11,7 @@ from tokenaudit import columns as col
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import (
     KIND_CODE,
+    PRIOR_UNKNOWN,
     Digest,
     Events,
     Responses,
@@ -24,6 +25,7 @@ from tokenaudit.faults import Faults
 from tokenaudit.log import Log, LogBatch, read_batches
 from tokenaudit.rows import CheckedRows, Columns, RowChecker, kind_code
 from tokenaudit.schema import COLUMNS, EventKind
+from tokenaudit.token_ids import UNKNOWN
 
 _PUT = KIND_CODE[EventKind.PUT]
 _SAMPLE = KIND_CODE[EventKind.SAMPLE]
@@ -251,6 +253,7 @@ def _responses(tables: _Tables) -> Responses:
         agentic=responses["agentic"],
         is_first_put=is_first_put(task, rollout_id, event_id),
         previous=previous_put(task, rollout_id, segment),
-        continues_ids=responses["continues_ids"],
+        # Where prior_len is told otherwise, the ids decide nothing and must not tell equal logs apart.
+        continues_ids=np.where(responses["prior_len"] == PRIOR_UNKNOWN, responses["continues_ids"], UNKNOWN),
         first_run=np.concatenate([[0], np.cumsum(responses["run_count"])]),
     )

@@ -73,12 +73,12 @@ class RecordedPuts:
         for row, rollout_id, segment, status, runs, is_first in put:
             tokens_held = held.get((rollout_id, segment), 0)
             prior_len = self._prior_len(row, tokens_held)
-            if is_first:
-                carried_in += prior_len
-            elif tokens_held >= prior_len:
-                restarted += tokens_held - prior_len
-                if status is Status.FAILED:
-                    restarted_by_log += tokens_held - prior_len
+            if is_first or tokens_held >= prior_len:
+                # A simulated timeline goes by step: where steps fall in the log, a later put may have come before.
+                lost = tokens_held if is_first else tokens_held - prior_len
+                carried_in += prior_len if is_first else 0
+                restarted += lost
+                restarted_by_log += lost if status is Status.FAILED else 0
             else:
                 restarted += tokens_held
                 regenerated += prior_len
@@ -160,7 +160,7 @@ class RecordedPuts:
         responses = self._digest.responses
         recorded = int(responses.prior_len[row])
         if recorded != PRIOR_UNKNOWN:
-            return recorded
+            return max(recorded, 0)
         previous = int(responses.previous[row])
         if previous < 0 or not self._continues(previous, row):
             return 0

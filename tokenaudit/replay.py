@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenaudit.config import Config, Mode, task_order, task_sizes
+from tokenaudit.config import task_order, task_sizes
+from tokenaudit.config_model import Config, Mode
 from tokenaudit.digest import KIND_CODE, KINDS, Digest
 from tokenaudit.errors import ConfigError, Problem, UsageError
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer

@@ -91,6 +91,7 @@ class Result:
         kind: what made it, such as `tokenaudit.replay`.
         inputs: the logs behind it.
         timeline: "recorded" or "simulated".
+        config_source: where the config came from: a file's name, the log's metadata, or defaults.
         config: the resolved config.
         warnings: what to know about config and log.
         coverage: how much of the log it stands on.
@@ -105,6 +106,7 @@ class Result:
     kind: str
     inputs: tuple[InputInfo, ...]
     timeline: str
+    config_source: str
     config: dict[str, Any]
     warnings: tuple[Notice, ...]
     coverage: Coverage
@@ -127,6 +129,7 @@ def build_result(
     kind: str,
     inputs: Sequence[InputInfo],
     timeline: str,
+    config_source: str,
     config: dict[str, Any],
     warnings: Iterable[Notice],
     coverage: Coverage,
@@ -139,6 +142,7 @@ def build_result(
         kind: what made it.
         inputs: the logs behind it.
         timeline: "recorded" or "simulated".
+        config_source: where the config came from.
         config: the resolved config.
         warnings: what to know about config and log.
         coverage: how much of the log the run stands on, without the counterfactual share.
@@ -151,6 +155,7 @@ def build_result(
         kind=kind,
         inputs=tuple(inputs),
         timeline=timeline,
+        config_source=config_source,
         config=config,
         warnings=tuple(warnings),
         coverage=_with_counterfactual(
@@ -210,6 +215,7 @@ def result_to_json(result: Result) -> str:
         "inputs": [asdict(entry) for entry in result.inputs],
         "timeline": result.timeline,
         "selection": result.selection,
+        "config_source": result.config_source,
         "config": result.config,
         "warnings": [asdict(entry) for entry in result.warnings],
         "coverage": asdict(result.coverage),

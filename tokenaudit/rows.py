@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tokenaudit import columns as col
 from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_UNKNOWN, STATUS_CODE
+from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, STATUS_CODE
 from tokenaudit.faults import BatchFaults, FaultKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
@@ -310,7 +310,8 @@ class RowChecker:
             present & (recorded > tokens),
             lambda row: f"prior_len is {recorded[row]} for {tokens[row]} tokens",
         )
-        told = np.where(versions.lengths < tokens, versions.lengths, PRIOR_UNKNOWN)
+        prefix = np.where(versions.is_null, PRIOR_ASSUMED, versions.lengths)
+        told = np.where(versions.lengths < tokens, prefix, PRIOR_UNKNOWN)
         return np.where(present, recorded, told)
 
     def _continues_ids(self, batch: LogBatch, rows: Columns, tokens: Int64s, is_put: Bools) -> np.ndarray[Any, Any]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tokenaudit.config import Config, resolved
-from tokenaudit.config_warnings import config_warnings
-from tokenaudit.digest import KIND_CODE, Digest
-from tokenaudit.ledger import Ledger, count
+from tokenaudit.config import resolved
+from tokenaudit.digest import Digest
+from tokenaudit.ledger import count
 from tokenaudit.log import Log, open_log
+from tokenaudit.notices import notices, override_notices
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Notice, Result, build_result
+from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.runs import MISSING_VERSION
-from tokenaudit.schema import EventKind
-from tokenaudit.settings import Settings, load_settings
+from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -79,20 +77,21 @@ def replay_log(
         allow_missing_versions=settings.config.timeline.stamp_missing,
         on_progress=_stage(on_progress, f"reading {log.name}", log.rows),
     )
-    result = replay_digest(log, digest, settings.config, timeline, with_groups=with_groups, on_progress=on_progress)
+    result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
     return ReplayedLog(result, settings)
 
 
 def replay_digest(
     log: Log,
     digest: Digest,
-    config: Config,
+    settings: Settings,
     timeline: TimelineKind | None = None,
     *,
     with_groups: bool = False,
     on_progress: Progress | None = None,
 ) -> Result:
     """Replay an already digested log under a config; see `replay_log`."""
+    config = settings.config
     kind = timeline_of(digest, timeline)
     progress = _stage(on_progress, "replaying", len(digest.events.kind))
     ledger = count(replay(digest, config, kind, progress), run_tasks(digest, config))
@@ -110,78 +109,24 @@ def replay_digest(
         inputs=[InputInfo(digest.name, digest.rows, digest.content_hash())],
         timeline=kind.value,
         config=resolved(config),
+        config_source=_config_source(settings),
         warnings=[
-            *_config_notices(config, log, digest),
-            *_log_notices(log, digest, coverage),
-            *_group_size_notices(config, digest),
-            *_timeline_notices(config, kind, ledger),
+            *notices(log, digest, config, kind, ledger, coverage),
+            *override_notices(config, digest, kind, settings.origins),
         ],
         coverage=coverage,
         with_groups=with_groups,
     )
 
 
-def recorded_sync_weights_interval(log: Log) -> int | None:
-    """The K that the log was recorded with, if its metadata tells."""
-    try:
-        value = json.loads(log.config_json or "null")["timeline"]["sync_weights_interval"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _config_source(settings: Settings) -> str:
+    """Where the config came from, without folders."""
+    base = LOG_METADATA if settings.source.startswith(LOG_METADATA) else Path(settings.source).name
+    overridden = sum(origin == OVERRIDE for origin in settings.origins.values())
+    return f"{base}, {overridden} value{'s' * (overridden != 1)} by {OVERRIDE}" if overridden else base
 
 
 def _stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
     if on_progress is None:
         return None
     return lambda done: on_progress(label, done, total)
-
-
-def _config_notices(config: Config, log: Log, digest: Digest) -> list[Notice]:
-    warnings = config_warnings(config, recorded_sync_weights_interval(log), digest.tasks)
-    return [Notice(warning.code, warning.message, warning.cost) for warning in warnings]
-
-
-def _log_notices(log: Log, digest: Digest, coverage: Coverage) -> list[Notice]:
-    notices = [Notice("log-note", note) for note in log.notes]
-    if coverage.quarantined_groups:
-        faults = ", ".join(f"{kind} ({rows})" for kind, rows in digest.faults.items())
-        message = f"{coverage.quarantined_groups} groups with {coverage.quarantined_tokens} new tokens are left out"
-        notices.append(Notice("quarantined", f"{message} because of structural faults: {faults}"))
-    if coverage.stamped_tokens:
-        message = f"{coverage.stamped_tokens} tokens carry no version"
-        cost = "They got the version that a sync every sync_weights_interval steps would have made live."
-        notices.append(Notice("stamped-missing", message, cost))
-    if coverage.unscored_rewards:
-        message = f"{coverage.unscored_rewards} rewards are not finite numbers and count as unscored"
-        notices.append(Notice("unscored-rewards", message))
-    return notices
-
-
-def _group_size_notices(config: Config, digest: Digest) -> list[Notice]:
-    """Puts that don't have as many rollouts as the config says; segments of one rollout count once."""
-    events = digest.events
-    is_put = events.kind == KIND_CODE[EventKind.PUT]
-    rollouts_before = np.concatenate([[0], np.cumsum(digest.responses.segment == 0)])
-    rollouts = np.diff(rollouts_before[events.first_response])
-    notices: list[Notice] = []
-    for code, task in enumerate(digest.tasks):
-        size = config.task_policy(task).group_size
-        if size is None:
-            continue
-        of_task = is_put & (events.task == code)
-        other = int((of_task & (rollouts != size)).sum())
-        if other:
-            message = f"task {task}: {other} of {int(of_task.sum())} puts don't have {size} responses (group_size)"
-            notices.append(Notice("group-size-differs", message))
-    return notices
-
-
-def _timeline_notices(config: Config, kind: TimelineKind, ledger: Ledger) -> list[Notice]:
-    notices: list[Notice] = []
-    if ledger.left_out_puts:
-        message = f"{ledger.left_out_puts} puts outside steps 1 to {len(ledger.rows)} are left out"
-        notices.append(Notice("puts-left-out", message, "timeline.steps sets the last step."))
-    if not ledger.rows:
-        what = "the log records no take" if kind is TimelineKind.RECORDED else "no put lies in a step"
-        notices.append(Notice("no-steps", f"there is no step to report: {what}", "Everything is in the tail."))
-    return notices

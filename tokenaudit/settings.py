@@ -12,7 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.config import Config, dotted, dotted_items, leaves, parse_config, quoted, shown
+from tokenaudit.config import dotted_items, leaves, parse_config
+from tokenaudit.config_faults import dotted, quoted, shown
+from tokenaudit.config_model import Config
 from tokenaudit.errors import ConfigError, Problem, nearest_hint
 
 FILE_NAME = "tokenaudit.toml"

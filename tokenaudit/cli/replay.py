@@ -82,7 +82,8 @@ def replay(
             raise UsageError(
                 Problem(f"--steps {steps}: the run has no such step", None, "leave out --steps to see all")
             )
-    if groups and not by_task and any(path.suffix.lower() in (".csv", ".parquet") for path in outputs):
+    flat = format_ is Format.CSV or any(path.suffix.lower() in (".csv", ".parquet") for path in outputs)
+    if groups and not by_task and flat:
         streams.note("note: CSV and Parquet hold group ids with --by-task only")
     emit(result, format_, outputs, by_task=by_task)
 

@@ -83,10 +83,14 @@ def show_problems(problems: Iterable[Problem]) -> None:
 
 
 def show_usage_error(error: typer.TyperException) -> None:
-    """Show what is wrong with the arguments."""
+    """Show what is wrong with the arguments; without any, how to use the command."""
+    text = error.format_message()
+    if text.startswith("Usage: "):
+        print(text, file=sys.stderr)  # noqa: T201
+        return
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path} --help" if context is not None else "tokenaudit --help"
-    show_problems([Problem(error.format_message(), None, hint)])
+    show_problems([Problem(text, None, hint)])
 
 
 def show_crash(error: Exception) -> None:

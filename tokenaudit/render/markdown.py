@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tokenaudit.render.summary import STEP_METRICS, ledger_lines, step_values, title, verdict
+from tokenaudit.render.summary import STEP_METRICS, ledger_lines, step_values, task_header, task_rows, title, verdict
 from tokenaudit.render.text import printable
 from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
 
@@ -52,6 +52,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
         yield f"- warning: {inline(notice.message)}" + (f" ({inline(notice.cost)})" if notice.cost else "")
     if result.warnings:
         yield ""
+    yield markdown_table(task_header(), task_rows(result)) + "\n"
     yield markdown_table(("where the tokens went", "tokens", "share"), [
         (name, f"{tokens:,}", share) for name, tokens, share in ledger_lines(result)
     ]) + "\n"  # fmt: skip

@@ -26,12 +26,17 @@ def _lines(view: Overview) -> Iterator[tuple[str, str]]:
     for name, task in view.tasks.items():
         counts = ", ".join(f"{count:,} {what}" for what, count in task.items())
         yield f"task {printable(name)}", counts
-    yield "groups", f"{view.groups:,} (rollouts per put: {_counts(view.group_sizes)})"
+    sizes = ", ".join(f"{count:,} of {size}" for size, count in view.group_sizes.items())
+    yield "groups", f"{view.groups:,} (puts by number of rollouts: {sizes})"
     yield (
-        "responses",
+        "response rows",
         f"{view.responses['all']:,} ({_counts({k: n for k, n in view.responses.items() if k != 'all'})})",
     )
-    yield "tokens", f"{view.tokens:,}, trainable {share_text(view.trainable_tokens, view.tokens)}"
+    yield (
+        "tokens",
+        f"{view.tokens:,} in all rows (a response put again counts again), "
+        f"trainable {share_text(view.trainable_tokens, view.tokens)}",
+    )
     if view.unversioned_tokens:
         yield (
             "",

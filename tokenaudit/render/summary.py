@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tokenaudit import metrics as m
 from tokenaudit.metrics import Metric, Total
-from tokenaudit.render.text import count_text, printable, share_text, value_text
-from tokenaudit.result import TRAIN_STEP, Result, RowData
+from tokenaudit.render.text import NOTHING, count_text, printable, share_text, value_text
+from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
+
+DROPPED_SHARE = "dropped share"
+"""Column of dropped tokens in percent of the tokens produced in the same row."""
 
 STEP_METRICS: tuple[Metric, ...] = (
     m.MODEL_STEP,
@@ -27,8 +32,14 @@ STEP_METRICS: tuple[Metric, ...] = (
 )
 """The metrics a table of steps shows."""
 
-WIDTH_PRIORITY: tuple[Metric, ...] = (
-    m.EXPIRED_GROUPS,
+STEP_COLUMNS: tuple[str, ...] = tuple(
+    name
+    for metric in STEP_METRICS
+    for name in ((metric.name, DROPPED_SHARE) if metric is m.DROPPED_TOKENS else (metric.name,))
+)
+"""Their names with the share of dropped tokens, in the order of the columns."""
+
+_MOST_TELLING: tuple[Metric, ...] = (
     m.DROPPED_TOKENS,
     m.PRODUCED_TOKENS,
     m.TRAINED_TOKENS,
@@ -45,6 +56,11 @@ WIDTH_PRIORITY: tuple[Metric, ...] = (
     m.LEFTOVER_ABORTED,
     m.MODEL_STEP,
 )
+WIDTH_PRIORITY: tuple[str, ...] = (
+    m.EXPIRED_GROUPS.name,
+    DROPPED_SHARE,
+    *(metric.name for metric in _MOST_TELLING),
+)
 """The same, in the order in which a narrow terminal keeps them."""
 
 
@@ -60,11 +76,65 @@ def step_values(part: RowData, row: RowData) -> dict[str, str]:
 
 
 def title(result: Result) -> str:
-    """What was replayed."""
+    """What was replayed, and under which config."""
     names = ", ".join(printable(entry.name) for entry in result.inputs)
     rows = sum(entry.rows for entry in result.inputs)
-    tasks = ", ".join(printable(task) for task in result.tasks)
-    return f"{names} · {count_text(rows, 'row')} · {tasks} · {result.timeline} timeline"
+    parts = [
+        names,
+        count_text(rows, "row"),
+        f"{result.timeline} timeline",
+        f"config: {printable(result.config_source)}",
+    ]
+    return " · ".join(parts)
+
+
+TASK_METRICS: tuple[Metric, ...] = (
+    m.EXPIRED_GROUPS,
+    m.DROPPED_TOKENS,
+    m.TRAINED_TOKENS,
+    m.MASKED_STALE_TOKENS,
+    m.SHORTFALL_GROUPS,
+)
+"""The metrics a table of tasks shows, behind the policy of the task."""
+
+_POLICY_KEYS = ("max_staleness", "max_token_staleness", "tail_batch_trigger_size")
+
+
+TASK_PRIORITY: tuple[str, ...] = (
+    "task",
+    m.EXPIRED_GROUPS.name,
+    DROPPED_SHARE,
+    m.TRAINED_TOKENS.name,
+    m.SHORTFALL_GROUPS.name,
+    *_POLICY_KEYS,
+    m.DROPPED_TOKENS.name,
+    m.MASKED_STALE_TOKENS.name,
+)
+"""The columns of `task_rows` in the order in which a narrow terminal keeps them."""
+
+
+def task_header() -> list[str]:
+    """Names of the columns of `task_rows`."""
+    return ["task", *_POLICY_KEYS, *(metric.name for metric in TASK_METRICS), DROPPED_SHARE]
+
+
+def task_rows(result: Result) -> list[list[str]]:
+    """One row per task: its policy, and what it comes to over the whole run."""
+    rows: list[list[str]] = []
+    for task, part in result.totals[TASKS].items():
+        policy = {**_section(result.config, "policy"), **_section(result.config, "tasks", task)}
+        values = [value_text(metric, part.get(metric.name)) for metric in TASK_METRICS]
+        share = share_text(_of(part, m.DROPPED_TOKENS), _of(part, m.PRODUCED_TOKENS))
+        rows.append([printable(task), *(str(policy.get(key, NOTHING)) for key in _POLICY_KEYS), *values, share])
+    return rows
+
+
+def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:
+    """A table of a saved config; empty where there is none."""
+    section: Any = config
+    for name in path:
+        section = section.get(name) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def verdict(result: Result) -> str:
@@ -77,9 +147,9 @@ def verdict(result: Result) -> str:
         f"{count_text(expired, 'group')} expired{_reasons(result.steps, expired)}",
         f"{dropped} of produced tokens dropped",
     ]
-    behind = _of(result.tail, m.EXPIRED_GROUPS)
-    if behind and not result.selection:
-        parts.append(f"{count_text(behind, 'more group')} expired after the last step")
+    if not result.selection and _of(result.totals, m.EXPIRED_GROUPS) != expired:
+        whole = share_text(_of(result.totals, m.DROPPED_TOKENS), _of(result.totals, m.PRODUCED_TOKENS))
+        parts.append(f"with the tail {_of(result.totals, m.EXPIRED_GROUPS):,} and {whole}")
     coverage = result.coverage
     if coverage.counterfactual_tokens:
         share = share_text(coverage.counterfactual_tokens, coverage.counterfactual_of_tokens)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from textwrap import wrap
 from typing import NamedTuple
 
 from rich import box
@@ -13,26 +14,30 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenaudit import metrics as m
-from tokenaudit.metrics import Better, Metric
 from tokenaudit.render.summary import (
+    DROPPED_SHARE,
+    STEP_COLUMNS,
     STEP_METRICS,
+    TASK_PRIORITY,
     WIDTH_PRIORITY,
     dropped_shares,
     expired_by_step,
     ledger_lines,
     peak_step,
     step_values,
+    task_header,
+    task_rows,
     title,
     verdict,
 )
-from tokenaudit.render.text import count_text, printable, share_text, sparkline
+from tokenaudit.render.text import count_text, printable, share_text, sparkline, value_text
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 
 SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""
 _UNLIMITED = 100_000
-_DROPPED_SHARE = "dropped share"
 _CHART_WIDTH = 60
+_STEP, _TASK = "step", "task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,35 @@ _TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": 
 
 
 def _parts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
-    yield Text(title(result), style="bold")
+    yield Text(_wrapped(title(result), options), style="bold")
     if result.steps:
         yield Text()
         yield from _steps_table(result, options)
         yield from _charts(result, options)
         yield Text()
+    yield _task_table(result, options)
+    yield Text()
     yield _ledger_table(result, options)
     yield from _group_lines(result)
     yield Text()
-    yield Text(verdict(result), style="bold")
+    yield Text(_wrapped(verdict(result), options), style="bold")
+
+
+def _wrapped(text: str, options: TableOptions) -> str:
+    """Text broken between words where it is wider than the terminal."""
+    return text if options.width is None else "\n".join(wrap(text, options.width, break_long_words=False))
+
+
+def _task_table(result: Result, options: TableOptions) -> Table:
+    header, rows = task_header(), task_rows(result)
+    columns = {name: [row[position] for row in rows] for position, name in enumerate(header)}
+    kept = _fitting(columns, TASK_PRIORITY, options.width)
+    table = Table(box=_box(options), show_edge=False, pad_edge=False, header_style="bold")
+    for name in (name for name in header if name in kept):
+        table.add_column(_header(name), justify="left" if name == header[0] else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for name, cell in zip(header, row, strict=True) if name in kept))
+    return table
 
 
 def _steps_table(result: Result, options: TableOptions) -> Iterator[RenderableType]:
@@ -104,24 +128,32 @@ def _steps_table(result: Result, options: TableOptions) -> Iterator[RenderableTy
         half = SHOWN_ROWS // 2
         hidden = len(body) - 2 * half
         lines = body[:half] + [_Line("…", "", {})] + body[-half:] + [line for line in lines if line.is_total]
-    names = [*(metric.name for metric in STEP_METRICS), _DROPPED_SHARE]
-    kept = _fitting(lines, names, options)
+    columns = {name: [line.cells.get(name, "") for line in lines] for name in STEP_COLUMNS}
+    labels = {_STEP: [line.label for line in lines]} | (
+        {_TASK: [line.task for line in lines]} if options.by_task else {}
+    )
+    loud = _loud_cells(result)
+    urgent = [m.SHORTFALL_GROUPS.name] if loud[m.SHORTFALL_GROUPS.name] else []
+    priority = list(dict.fromkeys((*labels, *urgent, *WIDTH_PRIORITY)))
+    kept = _fitting(labels | columns, priority, options.width) - set(labels)
+    shown = [name for name in STEP_COLUMNS if name in kept]
     table = Table(box=_box(options), show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column(_STEP, justify="right", no_wrap=True)
     if options.by_task:
-        table.add_column("task", no_wrap=True)
-    for name in _in_order(kept):
+        table.add_column(_TASK, no_wrap=True)
+    for name in shown:
         table.add_column(_header(name), justify="right", no_wrap=True)
     for line in lines:
-        cells = [_styled(name, line.cells.get(name, "")) for name in _in_order(kept)]
+        texts = [(name, line.cells.get(name, "")) for name in shown]
+        cells = [Text(text, style="red" if text in loud.get(name, ()) else "") for name, text in texts]
         task = [Text(line.task)] if options.by_task else []
         table.add_row(Text(line.label), *task, *cells, style="bold" if line.is_total else None)
     yield table
     if hidden:
         yield Text(f"{count_text(hidden, 'row')} not shown: --steps A..B selects some, a pipe shows all", style="dim")
-    if len(kept) < len(names):
-        missing = count_text(len(names) - len(kept), "column")
-        yield Text(f"{missing} did not fit: widen the terminal, or use a pipe or --format csv", style="dim")
+    if len(shown) < len(STEP_COLUMNS):
+        missing = count_text(len(STEP_COLUMNS) - len(shown), "more column")
+        yield Text(f"{missing} in a wider terminal, in a pipe, or with --format csv", style="dim")
 
 
 def _lines(result: Result, by_task: bool) -> Iterator[_Line]:
@@ -146,49 +178,39 @@ def _row_lines(label: str, row: RowData, by_task: bool, *, is_total: bool = Fals
 
 def _cells(part: RowData, row: RowData) -> dict[str, str]:
     dropped, produced = part.get(m.DROPPED_TOKENS.name) or 0, part.get(m.PRODUCED_TOKENS.name) or 0
-    return step_values(part, row) | {_DROPPED_SHARE: share_text(dropped, produced)}
+    return step_values(part, row) | {DROPPED_SHARE: share_text(dropped, produced)}
 
 
 def _header(name: str) -> str:
     return name.replace("_", "\n").replace(" ", "\n")
 
 
-def _in_order(kept: set[str]) -> list[str]:
-    """Kept columns as they stand in the table: the share right behind the dropped tokens."""
-    names: list[str] = []
-    for metric in STEP_METRICS:
-        names.append(metric.name)
-        if metric is m.DROPPED_TOKENS:
-            names.append(_DROPPED_SHARE)
-    return [name for name in names if name in kept]
-
-
-def _fitting(lines: Sequence[_Line], names: Sequence[str], options: TableOptions) -> set[str]:
-    """The columns that fit the width, the most telling first."""
-    if options.width is None:
-        return set(names)
-    room = options.width - max([4, *(len(line.label) for line in lines)])
-    if options.by_task:
-        room -= 3 + max([4, *(len(line.task) for line in lines)])
-    wanted = [WIDTH_PRIORITY[0].name, _DROPPED_SHARE, *(metric.name for metric in WIDTH_PRIORITY[1:])]
+def _fitting(columns: Mapping[str, Sequence[str]], priority: Sequence[str], width: int | None) -> set[str]:
+    """The columns that fit a terminal, those first in `priority` first; all of them where there is no terminal."""
+    if width is None:
+        return set(columns)
     kept: set[str] = set()
-    for name in wanted:
-        cells = (line.cells.get(name, "") for line in lines)
-        room -= 3 + max(len(part) for part in (*_header(name).split("\n"), *cells))
+    # Columns are parted by three characters; the first has none before it.
+    room = width + 3
+    for name in priority:
+        room -= 3 + max(len(text) for text in (*_header(name).split("\n"), *columns[name]))
         if room < 0:
             break
         kept.add(name)
     return kept
 
 
-def _styled(name: str, cell: str) -> Text:
-    """Bad news in colour; the number says the same without it."""
-    metric = m.METRICS.get(name)
-    is_loss = metric is not None and metric.better is Better.LOWER and metric in _HIGHLIGHTED
-    return Text(cell, style="red" if is_loss and cell not in ("0", "–", "") else "")
-
-
-_HIGHLIGHTED: frozenset[Metric] = frozenset({m.EXPIRED_GROUPS, m.DROPPED_TOKENS, m.SHORTFALL_GROUPS})
+def _loud_cells(result: Result) -> dict[str, set[str]]:
+    """Cells that deserve colour, by column: the worst values of a loss, and every shortfall."""
+    loud: dict[str, set[str]] = {}
+    for metric in (m.EXPIRED_GROUPS, m.DROPPED_TOKENS):
+        parts = (part for row in result.steps for part in (row, *row[TASKS].values()))
+        worst = max((part.get(metric.name) or 0 for part in parts), default=0)
+        tops = {max((row.get(metric.name) or 0 for row in result.steps), default=0), worst}
+        loud[metric.name] = {value_text(metric, top) for top in tops if top}
+    shortfalls = {row.get(m.SHORTFALL_GROUPS.name) or 0 for row in (*result.steps, result.totals)}
+    loud[m.SHORTFALL_GROUPS.name] = {value_text(m.SHORTFALL_GROUPS, value) for value in shortfalls if value}
+    return loud
 
 
 def _charts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
@@ -199,7 +221,7 @@ def _charts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
     width = min(_CHART_WIDTH, options.width - 50)
     for label, values, unit in (
         (m.EXPIRED_GROUPS.name, expired_by_step(result), ""),
-        (_DROPPED_SHARE, dropped_shares(result), " %"),
+        (DROPPED_SHARE, dropped_shares(result), " %"),
     ):
         if max(values) > 0 and width > 0:
             bars = sparkline(values, width, unicode=options.unicode)
@@ -209,7 +231,8 @@ def _charts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
 
 def _ledger_table(result: Result, options: TableOptions) -> Table:
     table = Table(box=_box(options), show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("where the tokens went", no_wrap=True)
+    heading = "where the tokens went" + (" (whole run)" if result.selection else "")
+    table.add_column(heading, no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     for name, tokens, share in ledger_lines(result):

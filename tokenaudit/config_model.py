@@ -1,0 +1,199 @@
+"""What a config holds, what is allowed in it, and what it says about a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
+
+from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
+from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
+
+OFF = "off"
+"""How a config spells an absent token rule."""
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+class Mode(StrEnum):
+    """How rollout and training share the GPUs."""
+
+    COLOCATED = "colocated"
+    """The same GPUs generate, then train: a window of rollouts closes before every step."""
+    DISAGGREGATED = "disaggregated"
+    """Rollout and training run side by side on their own GPUs and share a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What an error says a key may hold, and a remark for values outside of it."""
+
+    text: str
+    hint: str | None = None
+
+
+def _whole(low: int, high: int = _INT32_MAX, unit: str = "", hint: str | None = None) -> Any:
+    """Annotations of a strict whole number from `low` to `high`."""
+    return Field(strict=True, ge=low, le=high), Allowed(f"a whole number{unit} from {low} to {high}", hint)
+
+
+_US = " of microseconds"
+_TRIGGER_HINT = "-1 discards expired groups, 0 rolls them again at once, N > 0 waits for N of them"
+_TOKEN_RULE = Allowed(
+    f'a whole number from 0 to {_INT32_MAX}, or "{OFF}"',
+    f'for no token rule write "{OFF}" or leave the key out',
+)
+
+_Positive = Annotated[int, *_whole(1)]
+_Natural = Annotated[int, *_whole(0)]
+_Trigger = Annotated[int, *_whole(-1, hint=_TRIGGER_HINT)]
+_Time = Annotated[int, *_whole(0, _INT64_MAX, _US)]
+_Interval = Annotated[int, *_whole(1, _INT64_MAX, _US)]
+_Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), Allowed("a finite number, 0 or more")]
+_Switch = Annotated[StrictBool, Allowed("true or false")]
+_TokenRuleOverride = Annotated[_Natural | Literal["off"] | None, _TOKEN_RULE]
+_TokenRule = Annotated[_Natural | None, BeforeValidator(lambda value: None if value == OFF else value), _TOKEN_RULE]
+
+
+class Section(BaseModel):
+    """Part of a config: immutable, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Timeline(Section):
+    """When steps end and weights move."""
+
+    sync_weights_interval: _Positive = 1
+    """Train steps between weight syncs: more means fewer interruptions and older weights."""
+    train_batch_size: _Positive | None = None
+    """Groups per train step, all tasks together; needed by simulated timelines only."""
+    steps: _Positive | None = None
+    """Train steps of a simulated timeline; unset: up to the last step in the log."""
+    train_time_us: _Time | None = None
+    """Microseconds a train step takes in a disaggregated simulation."""
+    sync_time_us: _Time | None = None
+    """Microseconds a weight sync takes in a disaggregated simulation."""
+    poll_interval_us: _Interval | None = None
+    """Microseconds until a waiting producer or trainer looks again: less waiting, more looks."""
+    resync: _Switch = False
+    """Replay each version as the one live had weights moved every sync_weights_interval."""
+    stamp_missing: _Switch = False
+    """Give tokens without any version the one that sync_weights_interval implies: a guess."""
+
+
+class Buffer(Section):
+    """How the replay buffer hands out what it holds."""
+
+    replay_policy: Annotated[ReplayPolicy, Allowed('"staleness" or "fifo"')] = ReplayPolicy.STALENESS
+    """Order out of a pool: oldest weights first, or order of arrival."""
+
+
+class Policy(Section):
+    """Staleness policy of every task that does not say otherwise."""
+
+    max_staleness: _Natural = 0
+    """Weight syncs a response may lag: more wastes fewer responses, trains on older ones."""
+    max_token_staleness: _TokenRule = None
+    """Weight syncs a token may lag before it is masked; off: only whole responses expire."""
+    tail_batch_trigger_size: _Trigger = -1
+    """Expired groups: -1 discards them, 0 rolls them again at once, N waits for N of them."""
+    over_sample_threshold: _Factor = 0.0
+    """Groups started beyond the batch, as a share of it: less waiting, more leftovers."""
+    enable_partial_rollout: _Switch = False
+    """Aborted responses go on from their tokens: saves GPU time, mixes versions."""
+
+
+class Task(Section):
+    """What one task does differently; None inherits from [policy], "off" turns its token rule off."""
+
+    max_staleness: _Natural | None = None
+    """As in [policy]."""
+    max_token_staleness: _TokenRuleOverride = None
+    """As in [policy]."""
+    tail_batch_trigger_size: _Trigger | None = None
+    """As in [policy]."""
+    over_sample_threshold: _Factor | None = None
+    """As in [policy]."""
+    enable_partial_rollout: _Switch | None = None
+    """As in [policy]."""
+    weight: _Factor = 1.0
+    """Share of the batch relative to the other tasks; 0 takes none."""
+    group_size: _Positive | None = None
+    """Responses per group, for information and checks; unset: whatever the log holds."""
+
+
+class Gate(Section):
+    """Rules that `gate` judges."""
+
+    rules: Annotated[tuple[StrictStr, ...], Allowed('a list of texts such as ["expired_groups <= 0"]')] = ()
+    """Limits on metrics, one text each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPolicy:
+    """What holds for one task, with every inherited value filled in; fields as in `Policy` and `Task`.
+
+    `max_token_staleness` is None when the task has no token rule.
+    """
+
+    max_staleness: int
+    max_token_staleness: int | None
+    tail_batch_trigger_size: int
+    over_sample_threshold: float
+    enable_partial_rollout: bool
+    weight: float = 1.0
+    group_size: int | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether an expired group is generated again instead of discarded."""
+        return self.tail_batch_trigger_size >= 0
+
+
+class Config(Section):
+    """Everything that decides a replay or a simulation."""
+
+    mode: Annotated[Mode, Allowed('"colocated" or "disaggregated"')] = Mode.COLOCATED
+    """Rollout and training take turns on the same GPUs, or run side by side."""
+    timeline: Timeline = Timeline()
+    """When steps end and weights move."""
+    buffer: Buffer = Buffer()
+    """How the replay buffer hands out what it holds."""
+    policy: Policy = Policy()
+    """Staleness policy of every task that does not say otherwise."""
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    """What single tasks do differently, by task name."""
+    gate: Gate = Gate()
+    """Rules that `gate` judges."""
+
+    def task_policy(self, task_name: str) -> TaskPolicy:
+        """The policy of a task; a task the config does not name has the values of [policy]."""
+        task = self.tasks.get(task_name, Task())
+        values = {name: getattr(self.policy, name) for name in Policy.model_fields}
+        for name in Policy.model_fields:
+            own = getattr(task, name)
+            if own is not None:
+                values[name] = None if own == OFF else own
+        return TaskPolicy(**values, weight=task.weight, group_size=task.group_size)
+
+    def stale_threshold(self, task_name: str) -> int:
+        """Staleness, in train steps, at which a response of the task is too old."""
+        return stale_threshold(self.task_policy(task_name).max_staleness, self.timeline.sync_weights_interval)
+
+    def token_stale_threshold(self, task_name: str) -> int | None:
+        """Staleness, in train steps, at which a token of the task is no longer fresh; None: no token rule."""
+        return token_stale_threshold(
+            self.task_policy(task_name).max_token_staleness, self.timeline.sync_weights_interval
+        )
+
+    def expiry_policy(self, task_name: str) -> ExpiryPolicy:
+        """The policy of a task as the replay buffer takes it."""
+        return ExpiryPolicy(
+            self.stale_threshold(task_name),
+            self.token_stale_threshold(task_name),
+            self.task_policy(task_name).tail_batch_trigger_size,
+        )
