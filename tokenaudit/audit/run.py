@@ -27,10 +27,11 @@ from tokenaudit.config import Config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import LogError, TokenauditError
 from tokenaudit.log import Log
+from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import COLUMNS
-from tokenaudit.session import Progress, recorded_sync_weights_interval
+from tokenaudit.session import Progress
 from tokenaudit.settings import DEFAULT, load_settings
 
 CHECKS: dict[str, Check] = (
