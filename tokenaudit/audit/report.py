@@ -58,6 +58,7 @@ class AuditReport:
         tokens: tokens in their puts.
         config_source: where the config came from; None without one.
         why_no_replay: why the lifecycle was not replayed; empty where it was.
+        left_out_groups: groups that the replay leaves out because of structural faults.
         runs: every selected rule.
         findings: findings kept, in the order of the rules.
         evidence: how off-policy each age is; empty without log-probabilities.
@@ -71,6 +72,7 @@ class AuditReport:
     tokens: int
     config_source: str | None
     why_no_replay: str
+    left_out_groups: int
     runs: tuple[RuleRun, ...]
     findings: tuple[Finding, ...]
     evidence: tuple[AgeEvidence, ...]
@@ -180,6 +182,7 @@ def report_data(report: AuditReport) -> dict[str, Any]:
         "tokens": report.tokens,
         "config": report.config_source,
         "why_no_replay": report.why_no_replay,
+        "left_out_groups": report.left_out_groups,
         "exit_code": report.exit_code(),
         "counts": {str(severity): report.count(severity) for severity in Severity},
         "new_counts": {str(severity): report.count(severity, only_new=True) for severity in Severity},

@@ -32,7 +32,7 @@ from tokenaudit.reading import read_digest
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import COLUMNS
 from tokenaudit.session import Progress
-from tokenaudit.settings import DEFAULT, load_settings
+from tokenaudit.settings import DEFAULT, OVERRIDE, load_settings
 
 CHECKS: dict[str, Check] = (
     structure.CHECKS | versions.CHECKS | masks.CHECKS | groups.CHECKS | lifecycle.CHECKS | losses.CHECKS | totals.CHECKS
@@ -86,7 +86,9 @@ def audit_log(
     files, table, digest, why_unreadable = _read(files, on_progress)
     case = _case(paths, files, table, digest, settings.config if is_told else None, why_unreadable)
     evidence = _evidence(case, epsilon)
-    return _report(case, rules, settings.source if is_told else None, evidence)
+    has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
+    source = settings.source if has_base else OVERRIDE
+    return _report(case, rules, source if is_told else None, evidence)
 
 
 def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, LogTable, Digest | None, str]:
@@ -223,6 +225,7 @@ def _report(
         tokens=int(table["tokens"][table.known].sum()),
         config_source=config_source,
         why_no_replay=case.why_no_life,
+        left_out_groups=case.life.digest.quarantined_groups if case.life else 0,
         runs=tuple(runs),
         findings=tuple(finding for run in runs if run.tally for finding in run.tally.kept),
         evidence=evidence,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.render.audit_text import (
+    caveat_lines,
     finding_text,
     not_run_lines,
     shown_findings,
@@ -54,3 +55,4 @@ def _blocks(report: AuditReport, most: int) -> Iterator[str]:
         ]
         yield markdown_table(header, figures) + "\n"
     yield from (f"- not run: {inline(line)}" for line in not_run_lines(report))
+    yield from (f"- note: {inline(line)}" for line in caveat_lines(report))

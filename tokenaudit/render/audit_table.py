@@ -13,6 +13,7 @@ from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rules import Severity
 from tokenaudit.render.audit_text import (
+    caveat_lines,
     finding_text,
     not_run_lines,
     shown_findings,
@@ -63,6 +64,10 @@ def _parts(report: AuditReport, most: int, unicode: bool) -> Iterator[Renderable
     if lines:
         yield Text("not run")
         yield from (Text(f"  {line}", style="dim") for line in lines)
+        yield Text()
+    caveats = caveat_lines(report)
+    if caveats:
+        yield from (Text(f"note: {line}", style="dim") for line in caveats)
         yield Text()
     yield Text(verdict(report), style="bold")
 

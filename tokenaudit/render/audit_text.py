@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rules import Severity
@@ -62,9 +60,18 @@ def not_run_lines(report: AuditReport) -> list[str]:
     for run in report.runs:
         if not run.ran:
             by_need.setdefault(run.missing, []).append(run.rule.code)
-    lines = [f"{' '.join(codes)}: needs {' and '.join(needs)}" for needs, codes in by_need.items()]
-    return [*lines, *_why(report.why_no_replay)] if lines else lines
+    return [f"{' '.join(codes)}: needs {' and '.join(needs)}" for needs, codes in by_need.items()]
 
 
-def _why(reason: str) -> Sequence[str]:
-    return [f"no replay: {printable(reason)}"] if reason else []
+def caveat_lines(report: AuditReport) -> list[str]:
+    """What the findings do not stand on."""
+    lines: list[str] = []
+    if report.why_no_replay:
+        lines.append(f"no replay: {printable(report.why_no_replay)}")
+    if report.left_out_groups:
+        groups = count_text(report.left_out_groups, "group")
+        lines.append(f"the replay leaves out {groups} with structural faults, so rules about the lifecycle miss them")
+    if report.files_audited < report.files_named:
+        lost = count_text(report.files_named - report.files_audited, "file")
+        lines.append(f"{lost} could not be read, so groups and batches may only seem incomplete")
+    return lines
