@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tokenaudit.columns import Int64s
 from tokenaudit.config import Config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import LogError, TokenauditError
-from tokenaudit.log import Log
+from tokenaudit.log import Log, LogBatch
 from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.run_events import TimelineKind
@@ -41,6 +42,9 @@ CHECKS: dict[str, Check] = (
 
 CLIP_EPSILON = 0.2
 """Half the width of the range that importance ratios should be in, unless told otherwise."""
+
+_WAITING = 2
+"""Batches that may wait for their scan, so that memory stays flat."""
 
 _READ = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
 
@@ -94,7 +98,7 @@ def audit_log(
 def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, LogTable, Digest | None, str]:
     """The rows of the readable files, and their digest; else why replay refuses it."""
     while files.log is not None:
-        log, parts = files.log, list[Scanned]()
+        log, scans = files.log, _Scans()
         names = [name for name in _READ if name in log.columns]
         digest, why = None, ""
         try:
@@ -103,16 +107,35 @@ def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, Lo
                 quarantine=True,
                 allow_missing_versions=True,
                 also=names,
-                on_batch=lambda batch: parts.append(scan_batch(batch)),  # noqa: B023 - called before the next pass
+                on_batch=scans.add,
                 on_progress=_stage(on_progress, log),
             )
         except LogError as error:
-            if sum(len(part.arrays["kind"]) for part in parts) < log.rows:
+            if sum(len(part.arrays["kind"]) for part in scans.done()) < log.rows:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return files, LogTable(parts, [file.path for file in log.files]), digest, why
+        return files, LogTable(scans.done(), [file.path for file in log.files]), digest, why
     return files, LogTable([], []), None, "no file of the log can be read"
+
+
+class _Scans:
+    """Scans batches in a thread of its own while the digest goes on with them; few batches wait at a time."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._futures: list[Future[Scanned]] = []
+
+    def add(self, batch: LogBatch) -> None:
+        """Scan the next batch soon."""
+        if len(self._futures) > _WAITING:
+            self._futures[-_WAITING].result()
+        self._futures.append(self._executor.submit(scan_batch, batch))
+
+    def done(self) -> list[Scanned]:
+        """All scans, once they are there."""
+        self._executor.shutdown()
+        return [future.result() for future in self._futures]
 
 
 def _stage(on_progress: Progress | None, log: Log) -> Callable[[int], None] | None:

@@ -57,7 +57,9 @@ def _double_count(case: Case, rule: Rule, findings: Findings) -> None:
     prior, tokens = table["prior_len"], table["tokens"]
     told = (table.previous >= 0) & table.known & table.present("prior_len") & table.present("model_step")
     counted_twice = np.zeros(table.rows, dtype=np.int64)
-    for row in np.flatnonzero(told).tolist():
+    # Only tokens that the put before had, beyond those that prior_len names, can be counted twice.
+    candidates = told & (prior < tokens[np.maximum(table.previous, 0)])
+    for row in np.flatnonzero(candidates).tolist():
         before = int(table.previous[row])
         runs_before, runs_now = case.readable.runs(before), case.readable.runs(row)
         shared = _shared(runs_before, runs_now)
