@@ -69,7 +69,7 @@ def test_readme_config_is_valid():
     assert config.task_policy("math").max_staleness == 3
 
 
-@pytest.mark.parametrize("command", ["replay", "inspect", "lint"])
+@pytest.mark.parametrize("command", ["replay", "audit", "explain", "inspect", "lint"])
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")
     assert ran.code == 0
@@ -82,6 +82,8 @@ def test_all_commands_are_checked_above(run_cli):
     assert listed is not None
     assert {line.split()[0] for line in listed[1].splitlines() if line.startswith("  ") and line[2] != " "} == {
         "replay",
+        "audit",
+        "explain",
         "inspect",
         "lint",
     }
