@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+
 import numpy as np
 
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
@@ -204,9 +206,19 @@ def _run_restart(case: Case, rule: Rule, findings: Findings) -> None:
     rows = np.flatnonzero(~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step"))
     step = table["train_step"][rows]
     add_checked(rule, findings, len(rows))
-    for position in np.flatnonzero(step[1:] < step[:-1])[:100].tolist():
-        text = f"train_step falls from {step[position]} to {step[position + 1]}"
-        findings.add(rule, Subject(train_step=int(step[position + 1])), text)
+    fell = np.zeros(table.rows, dtype=np.bool_)
+    fell[rows[1:]] = step[1:] < step[:-1]
+    before = np.zeros(table.rows, dtype=np.int64)
+    before[rows[1:]] = step[:-1]
+    now = table["train_step"]
+    add_rows(
+        case,
+        rule,
+        findings,
+        fell,
+        lambda row: f"train_step falls from {before[row]} to {now[row]}",
+        subject=lambda row: Subject(train_step=int(now[row])),
+    )
 
 
 def _status_transition(case: Case, rule: Rule, findings: Findings) -> None:
@@ -224,13 +236,13 @@ def _sampled_between(case: Case, rows: Bools) -> Bools:
     """For the put rows in `rows`: whether their group was sampled since the response's put before."""
     table = case.table
     between = np.zeros(table.rows, dtype=np.bool_)
-    samples = np.flatnonzero(table["kind"] == _SAMPLE)
-    for row in np.flatnonzero(rows).tolist() if len(samples) else ():
-        low, high = np.searchsorted(samples, [table.previous[row], row])
-        of_group = (table["task"][samples[low:high]] == table["task"][row]) & (
-            table["group_id"][samples[low:high]] == table["group_id"][row]
-        )
-        between[row] = of_group.any()
+    task, group_id = table["task"], table["group_id"]
+    samples: dict[tuple[int, int], list[int]] = {}
+    for row in np.flatnonzero(table["kind"] == _SAMPLE).tolist():
+        samples.setdefault((int(task[row]), int(group_id[row])), []).append(row)
+    for row in np.flatnonzero(rows).tolist():
+        own = samples.get((int(task[row]), int(group_id[row])), [])
+        between[row] = bisect(own, row) > bisect(own, table.previous[row])
     return between
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import groupby
 from statistics import median
 
 from tokenaudit import metrics as m
@@ -11,7 +12,7 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import Key, Life
 from tokenaudit.audit.rules import Rule
 from tokenaudit.config import task_sizes
-from tokenaudit.digest import KIND_CODE
+from tokenaudit.digest import KIND_CODE, STATUS_CODE
 from tokenaudit.ledger import Account
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.types import Status, token_count
@@ -30,7 +31,8 @@ DISCARD_TOKENS = 1_000
 DEAD_RUN = 10
 """Groups in a row that contribute nothing."""
 
-_PUT = KIND_CODE[EventKind.PUT]
+_PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
+_COMPLETED = STATUS_CODE[Status.COMPLETED]
 
 
 def _fresh_lost(case: Case, rule: Rule, findings: Findings) -> None:
@@ -133,17 +135,19 @@ def _never_filled(case: Case, rule: Rule, findings: Findings) -> None:
 
 
 def _ready_after(life: Life, step: int) -> Counter[str]:
-    """Groups held as completed after the last take, by task: those left then and those put since."""
+    """Groups held as completed in the end, by task: those left after the take of the last step and those put since."""
     left = life.steps[-1].leftovers
     ready = Counter({task: held.get(Status.COMPLETED, 0) for task, held in left.items()})
-    lost = {entry.put for entry in life.expired} | set(life.rejected)
+    last_take = _last_take(life)
+    lost = set(life.rejected)
+    for expired in life.expired:
+        lost.add(expired.put)
+        if expired.event.train_step > step and expired.put <= last_take and _is_completed(life, expired.put):
+            ready[expired.event.task_name] -= 1
     events = life.digest.events
-    for event in range(_last_take(life) + 1, len(events.kind)):
-        first, last = events.first_response[event : event + 2].tolist()
-        is_completed = events.kind[event] == _PUT and (life.digest.responses.status[first:last] == 1).all()
-        if is_completed and event not in lost:
+    for event in range(last_take + 1, len(events.kind)):
+        if events.kind[event] == _PUT and event not in lost and _is_completed(life, event):
             ready[life.digest.tasks[int(events.task[event])]] += 1
-    del step
     return ready
 
 
@@ -152,42 +156,38 @@ def _last_take(life: Life) -> int:
     return int(takes[-1]) if len(takes) else -1
 
 
+def _is_completed(life: Life, put: int) -> bool:
+    """Whether all members of a put, given by its log event, are completed."""
+    first, last = life.digest.events.first_response[put : put + 2].tolist()
+    return bool((life.digest.responses.status[first:last] == _COMPLETED).all())
+
+
 def _waiting(life: Life, task: str) -> list[int]:
     """Groups of a task whose last event is an unfinished put or a sample."""
     events = life.digest.events
-    last: dict[int, int] = {}
     code = life.digest.tasks.index(task) if task in life.digest.tasks else -1
-    for event in ((events.task == code) & (events.group_id >= 0)).nonzero()[0].tolist():
-        if events.kind[event] in (_PUT, KIND_CODE[EventKind.SAMPLE]):
-            last[int(events.group_id[event])] = event
-    waiting = []
-    for group_id, event in last.items():
-        first, end = events.first_response[event : event + 2].tolist()
-        is_final = events.kind[event] == _PUT and (life.digest.responses.status[first:end] == 1).all()
-        if not is_final and event not in life.rejected:
-            waiting.append(group_id)
-    return sorted(waiting)
+    of_task = (events.task == code) & ((events.kind == _PUT) | (events.kind == _SAMPLE))
+    last = {int(events.group_id[event]): event for event in of_task.nonzero()[0].tolist()}
+    return sorted(
+        group_id
+        for group_id, event in last.items()
+        if event not in life.rejected and not (events.kind[event] == _PUT and _is_completed(life, event))
+    )
 
 
 def _dead_run(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
     useless = set(life.rejected) | {e.put for e in life.expired if e.event.fate is Fate.DISCARDED and e.waited == 0}
     events = life.digest.events
-    puts = (events.kind == _PUT).nonzero()[0].tolist()
-    add_checked(rule, findings, len(puts), "puts")
-    streak: dict[int, list[int]] = defaultdict(list)
-    for put in [*puts, None]:
-        for code, run in (
-            list(streak.items()) if put is None else [(int(events.task[put]), streak[int(events.task[put])])]
-        ):
-            if put is not None and put in useless:
-                run.append(put)
-                continue
-            if len(run) >= DEAD_RUN:
-                first, last = (int(events.group_id[run[position]]) for position in (0, -1))
-                text = f"{len(run)} puts in a row contributed nothing (groups {first} to {last})"
-                findings.add(rule, Subject(life.digest.tasks[code], first), text)
-            run.clear()
+    for code, task in enumerate(life.digest.tasks):
+        puts = ((events.kind == _PUT) & (events.task == code)).nonzero()[0].tolist()
+        add_checked(rule, findings, len(puts), "puts")
+        for is_useless, run in groupby(puts, key=useless.__contains__):
+            dead = list(run)
+            if is_useless and len(dead) >= DEAD_RUN:
+                first, last = (int(events.group_id[put]) for put in (dead[0], dead[-1]))
+                text = f"{len(dead)} puts in a row contributed nothing (groups {first} to {last})"
+                findings.add(rule, Subject(task, first), text)
 
 
 CHECKS: dict[str, Check] = {

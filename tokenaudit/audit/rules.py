@@ -29,23 +29,6 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
-class Family(StrEnum):
-    """The letter a code begins with."""
-
-    SCHEMA = "S"
-    """Files, columns and the values of rows."""
-    VERSION = "V"
-    """Policy versions of tokens."""
-    MASK = "M"
-    """Semantic masks and what they train."""
-    GROUP = "G"
-    """Groups, their members and rewards."""
-    LIFECYCLE = "L"
-    """What the run did, against the replay of its own config."""
-    TOTALS = "T"
-    """Sums over a step or the run."""
-
-
 class Fact(StrEnum):
     """What a rule may need beyond columns; the value says it in a report."""
 
@@ -60,7 +43,6 @@ class Fact(StrEnum):
     RETRY = "a task with tail_batch_trigger_size 0 or more"
     NO_RETRY = "a task with tail_batch_trigger_size -1"
     CONFIG = "a config: -c, or the run's own in the log's metadata"
-    SEVERAL_FILES = "a log of several files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,7 @@ class Rule:
     """One rule.
 
     Attributes:
-        code: family letter and number.
+        code: letter and number: S schema and files, V versions, M masks, G groups, L lifecycle, T step totals.
         name: name in words.
         severity: of its findings, unless a finding says otherwise.
         meaning: what a finding says, in one sentence.
@@ -82,11 +64,6 @@ class Rule:
     meaning: str
     fix: str
     needs: tuple[str, ...] = ()
-
-    @property
-    def family(self) -> Family:
-        """What it is about."""
-        return Family(self.code[0])
 
 
 def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[Rule]) -> tuple[Rule, ...]:

@@ -201,7 +201,6 @@ def facts_of(case: Case) -> set[str]:
         Fact.CONFIG: config is not None,
         Fact.READABLE: case.puts is not None,
         Fact.REPLAY: life is not None,
-        Fact.SEVERAL_FILES: case.files.named > 1,
         Fact.RECORDED_TAKES: has_recorded_takes(case.table),
         Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
         Fact.TAKES: life is not None and bool(life.steps),
