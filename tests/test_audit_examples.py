@@ -145,6 +145,11 @@ def test_a_failed_response_that_was_trained_is_an_error(tmp_path: Path):
     assert messages(audited(tmp_path / "log", rows), "unfinished-row-trained") == ["failed response taken at step 6"]
 
 
+def test_a_response_taken_without_a_put_is_an_error(tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3, 12), take(2, 6, rollout_id=13)])
+    assert messages(report, "unfinished-row-trained") == ["taken at step 6, but never put before"]
+
+
 def test_a_batch_that_never_fills_names_who_is_missing(tmp_path: Path):
     rows = [put(n, n, train_step=18, model_step=17) for n in range(128)]
     rows.append(take(200, 18, 128))

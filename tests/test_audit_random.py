@@ -60,7 +60,7 @@ def test_spelling_and_cutting_a_log_changes_no_finding(rows: list[Row], spelling
     assert [f.identity for f in plain.findings] == [f.identity for f in other.findings if f.name not in file_rules]
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "another group in the event"])
+@pytest.mark.parametrize("damage", DAMAGES)
 @settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damage_is_found(damage: str, data: st.DataObject):
@@ -71,7 +71,7 @@ def test_damage_is_found(damage: str, data: st.DataObject):
     place = data.draw(st.sampled_from(places))
     damaged = list(rows)
     damaged[place] = rows[place] | values(rows[place])
-    assert errors(audited(damaged, overrides)) or damage == "a take of what is unfinished"
+    assert errors(audited(damaged, overrides))
 
 
 @SLOW

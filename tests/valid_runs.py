@@ -129,7 +129,6 @@ DAMAGES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Row]]] = {
     "no step": (is_put, lambda row: {"train_step": None}),
     "a negative step": (is_put, lambda row: {"train_step": -1}),
     "no group": (is_put, lambda row: {"group_id": None}),
-    "another group in the event": (lambda row: False, lambda row: {}),
     "an event from before": (lambda row: row["event_id"] > 1, lambda row: {"event_id": 0}),
     "a token too many": (is_put, lambda row: {"response_len": row["response_len"] - 1}),
     "a version from the future": (
@@ -154,7 +153,7 @@ DAMAGES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Row]]] = {
         lambda row: row.get("trained_mask") is not None,
         lambda row: {"trained_mask": [1 - row["trained_mask"][0], *row["trained_mask"][1:]]},
     ),
-    "a take of what is unfinished": (
+    "a take of what was never put": (
         lambda row: row.get("trained_mask") is not None, lambda row: {"rollout_id": -7},
     ),
 }  # fmt: skip

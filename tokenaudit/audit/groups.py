@@ -158,6 +158,10 @@ def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     for take in recorded_takes(table):
         add_checked(rule, findings, 1, "recorded takes")
+        if not take.put_rows:
+            task, rollout_id = int(table["task"][take.row]), int(table["rollout_id"][take.row])
+            text = f"taken at step {take.train_step}, but never put before"
+            findings.add(rule, Subject(table.tasks[task], None, rollout_id), text)
         for row in take.put_rows:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:

@@ -47,17 +47,15 @@ def _retracted(case: Case, rule: Rule, findings: Findings) -> None:
     add_checked(rule, findings, len(rows), "puts of a response seen before")
     trainable_now = np.where(table["mask_len"][rows] < 0, table["prior_len"][rows], table["prior_ones"][rows])
     trainable_then = np.where(table["mask_len"][before] < 0, table["tokens"][before], table["mask_ones"][before])
-    lost = {}
-    for row, earlier in zip(rows[trainable_now < trainable_then], before[trainable_now < trainable_then], strict=True):
-        fresh = case.readable.fresh_trainable(int(earlier), int(table["train_step"][row]))
-        now = int(table["prior_ones"][row])
-        if now < fresh:
-            lost[int(row)] = (fresh - now, int(table.put_number[earlier]))
-    where = np.zeros(table.rows, dtype=np.bool_)
-    where[list(lost)] = True
+    fell = trainable_now < trainable_then
+    rows, before, now = rows[fell], before[fell], trainable_now[fell]
+    fresh = case.readable.fresh_trainable(before, table["train_step"][rows])
+    lost = np.zeros(table.rows, dtype=np.int64)
+    lost[rows] = np.maximum(fresh - now, 0)
+    put = table.put_number[np.maximum(table.previous, 0)]
     add_rows(
-        case, rule, findings, where,
-        lambda row: f"{plural(lost[row][0], 'fresh token')} trainable at put {lost[row][1]} and masked now",
+        case, rule, findings, lost > 0,
+        lambda row: f"{plural(int(lost[row]), 'fresh token')} trainable at put {put[row]} and masked now",
     )  # fmt: skip
 
 

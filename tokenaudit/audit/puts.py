@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tokenaudit.audit.table import LogTable
-from tokenaudit.columns import Int64s
+from tokenaudit.columns import Bools, Int64s
 from tokenaudit.config import Config
 from tokenaudit.digest import KIND_CODE, STATUSES, Digest
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.runs import MISSING_VERSION
 from tokenaudit.schema import EventKind
+
+NO_LIMIT = 2**62
+"""Token limit where there is no token rule."""
 
 
 class PutRuns:
@@ -59,15 +62,43 @@ class PutRuns:
             )
         )
 
-    def fresh_trainable(self, row: int, train_step: int) -> int:
-        """Trainable tokens of a put row that are still fresh at a later step."""
-        task = self._table.tasks[int(self._table["task"][row])]
+    def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
+        """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out."""
+        owner, run = self._runs_of(rows)
+        limits = np.array([self._limit(task) for task in self._table.tasks], dtype=np.int64)
+        version = self._digest.runs.model_step[run]
+        age = train_step[owner] - version - 1
+        is_fresh = (version == MISSING_VERSION) | (age < limits[self._table["task"][rows]][owner])
+        trainable = np.where(is_fresh, self._digest.runs.trainable[run], 0)
+        return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
+
+    def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
+        """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""
+        owner, run = self._runs_of(earlier)
+        runs, first_run = self._digest.runs, self._digest.responses.first_run
+        own, other = self._response[rows], self._response[earlier]
+        known = (own >= 0) & (other >= 0)
+        position = run - first_run[np.maximum(other, 0)][owner]
+        partner = first_run[np.maximum(own, 0)][owner] + position
+        is_there = partner < first_run[np.maximum(own, 0) + 1][owner]
+        partner = np.where(is_there, partner, run)
+        is_last = run + 1 == first_run[np.maximum(other, 0) + 1][owner]
+        fits = np.where(is_last, runs.tokens[partner] >= runs.tokens[run], runs.tokens[partner] == runs.tokens[run])
+        differs = ~is_there | ~fits | (runs.model_step[partner] != runs.model_step[run])
+        return (np.bincount(owner[differs], minlength=len(rows)) == 0) | ~known
+
+    def _limit(self, task: str) -> int:
         limit = self._config.token_stale_threshold(task) if self._config else None
-        return sum(
-            trainable
-            for version, _, trainable in self.full_runs(row)
-            if version == MISSING_VERSION or limit is None or train_step - version - 1 < limit
-        )
+        return NO_LIMIT if limit is None else limit
+
+    def _runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """The runs of several rows: which of the rows each belongs to, and its index in the digest."""
+        response = self._response[rows]
+        first_run = self._digest.responses.first_run
+        first = first_run[np.maximum(response, 0)]
+        counts = np.where(response >= 0, first_run[np.maximum(response, 0) + 1] - first, 0)
+        owner = np.repeat(np.arange(len(rows)), counts)
+        return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + first[owner]
 
 
 def _kept_rows(table: LogTable, digest: Digest) -> Int64s:

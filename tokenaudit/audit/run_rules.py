@@ -22,7 +22,7 @@ GROUP_RULES = (
     Rule("G006", "group-zero-variance", _I, "Groups were taken whose members all have the same reward.",
          "They teach nothing under a group baseline; filter them, or choose other prompts.",
          ("reward", Fact.TAKES)),
-    Rule("G007", "unfinished-row-trained", _E, "A response was taken whose last put isn't completed.",
+    Rule("G007", "unfinished-row-trained", _E, "A response was taken that was never put, or whose last put isn't completed.",
          "Take completed groups only.", (Fact.RECORDED_TAKES,)),
     Rule("G008", "reward-missing", _E, "A completed response of a taken group has no reward, though others have one.",
          "Score before the group is taken; don't stand in a 0.", ("reward", Fact.TAKES)),

@@ -199,6 +199,7 @@ def _changed_runs(case: Case) -> Iterator[tuple[int, int, int, int, int, int]]:
     table, puts = case.table, case.readable
     prior, tokens = table["prior_len"], table["tokens"]
     rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0))
+    rows = rows[~puts.begins_with(rows, table.previous[rows])]
     for row in rows.tolist():
         before = int(table.previous[row])
         kept = int(min(prior[row], tokens[row]))
