@@ -7,19 +7,34 @@ from pathlib import Path
 
 from tokenaudit.audit.catalogue import RULES
 from tokenaudit.audit.rules import Fact
-from tokenaudit.metrics import METRICS
+from tokenaudit.cli.diff_sides import SideOptions, load_sides
+from tokenaudit.compare import compare
+from tokenaudit.gate import judge
+from tokenaudit.metrics import METRICS, RATES
+from tokenaudit.render.diff_table import render_diff_table
+from tokenaudit.render.gate_table import render_gate_table
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.result import select_steps
+from tokenaudit.rule_sources import collect_rules
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.session import replay_log
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+SAMPLE = ROOT / "sample_data" / "rollouts.parquet"
+CONFIGS = (ROOT / "sample_data" / "config.toml", ROOT / "sample_data" / "worse.toml")
+GATE_RULES = ("dropped_tokens <= +2%", "trained_token_rate >= -1pp", "warn: shortfall_groups{step} <= 0")
 
 
 def metric_table() -> str:
     lines = ["| metric | unit | better | meaning |", "| --- | --- | --- | --- |"]
     lines += [f"| `{metric.name}` | {metric.unit} | {metric.better} | {metric.help} |" for metric in METRICS.values()]
+    return "\n".join(lines)
+
+
+def rate_table() -> str:
+    lines = ["| rate | better | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{rate.name}` | {rate.better} | {rate.help} |" for rate in RATES.values()]
     return "\n".join(lines)
 
 
@@ -51,11 +66,25 @@ def _output(config: str | None, steps: tuple[int, int] | None) -> str:
     return f"```text\n{render_table(result, TableOptions(width=100))}```"
 
 
+def _diff_output() -> str:
+    sides = load_sides(SideOptions(*CONFIGS, [SAMPLE], (), (), None, quarantine=False, isolated=True))
+    return f"```text\n{render_diff_table(compare(*sides))}```"
+
+
+def _gate_output() -> str:
+    good, worse = (replay_log(SAMPLE, config_path=path, isolated=True).result for path in CONFIGS)
+    report = judge(worse, collect_rules(GATE_RULES, None, None, None, ROOT), good)
+    return f"```text\n{render_gate_table(report)}```"
+
+
 def generated_parts() -> dict[str, str]:
     return {
         "sample-output": _output(None, None),
         "worse-output": _output("sample_data/worse.toml", (26, 30)),
+        "diff-output": _diff_output(),
+        "gate-output": _gate_output(),
         "metrics": metric_table(),
+        "rates": rate_table(),
         "columns": column_table(),
         "audit-rules": rule_table(),
     }

@@ -79,8 +79,8 @@ class LogWriter:
             self.write(
                 "sample",
                 train_step=noise,
-                task_name=self.one_of(*TASKS),
-                group_id=self.one_of(0, 1, 2, 3, 4),
+                task_name=self.one_of(None, None, "math", "math", "code"),
+                group_id=self.one_of(0, 0, 0, 1, 1, 2, 3),
                 status=self.one_of("aborted", "expired", "completed"),
             )
         elif kind == "refresh":
@@ -102,13 +102,14 @@ class LogWriter:
             self.write("refresh", train_step=self.one_of(step + 1, step + 1, step + 1, step, step + 2))
 
     def put(self) -> None:
-        task, group_id = self.one_of(*TASKS), self.one_of(0, 1, 2, 3, 4)
+        # Few groups, so that most are put again.
+        task, group_id = self.one_of(None, None, "math", "math", "code"), self.one_of(0, 0, 0, 1, 1, 2, 3)
         rollouts = [10 * group_id + member for member in self.one_of((0,), (0, 1), (0, 1), (0, 1, 2), (1,))]
         if not self.steady:
             rollouts += self.one_of([], [], [], [rollouts[0]], rollouts, [rollouts[-1], rollouts[-1]])
         step = self.any_step()
         model_step = self.one_of(self.version, self.version, max(0, step - 1), self.draw(VERSIONS))
-        status = None if self.draw(st.booleans()) else self.one_of("completed", "aborted", *STATUSES)
+        status = None if self.draw(st.booleans()) else self.one_of("completed", *["aborted"] * 4, *STATUSES)
         seen: dict[int, int] = {}
         for rollout_id in rollouts:
             segment = seen.get(rollout_id, 0)
@@ -157,7 +158,9 @@ class LogWriter:
         tokens = len(now.versions)
         versions: list[int] | None = list(now.versions)
         stamp: int | None = None
-        how = self.one_of("complete", "complete and model_step", "stamped", "stamped", "prefix")
+        # What was put before tells where a prior_len is missing, if no version is.
+        told = ("complete", "complete and model_step") * (1 if self.with_prior else 3)
+        how = self.one_of(*told, "stamped", "stamped", "prefix")
         if self.stamp_missing:
             how = self.one_of(how, "no versions", "no versions", "prefix without model_step")
         if how == "complete and model_step":

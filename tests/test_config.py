@@ -565,9 +565,7 @@ CONFIGS = st.fixed_dictionaries(
                 "stamp_missing": st.booleans(),
             },
         ),
-        "buffer": st.fixed_dictionaries(
-            {}, optional={"replay_policy": st.sampled_from(["staleness", "fifo"])}
-        ),
+        "buffer": st.fixed_dictionaries({}, optional={"replay_policy": st.sampled_from(["staleness", "fifo"])}),
         "policy": st.fixed_dictionaries({}, optional=POLICY),
         "tasks": st.dictionaries(
             NAMES,
@@ -907,8 +905,7 @@ def test_without_retry_partial_rollout_loses_the_group():
             1,
             2,
             False,
-            "tokens look up to 1 train step staler than with weights synced every 1 train step, so too"
-            " many expire",
+            "tokens look up to 1 train step staler than with weights synced every 1 train step, so too many expire",
         ),
     ],
 )
@@ -930,9 +927,7 @@ def test_tasks_with_the_same_values_share_a_warning():
         "code": {"max_token_staleness": 5},
         "calm": {},
     }
-    assert [
-        (warning.code, warning.message, warning.keys, warning.tasks) for warning in warned(tasks=tasks)
-    ] == [
+    assert [(warning.code, warning.message, warning.keys, warning.tasks) for warning in warned(tasks=tasks)] == [
         (
             "token-rule-without-effect",
             'task "a.b": max_token_staleness 4 is not below max_staleness 3',

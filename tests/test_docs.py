@@ -33,7 +33,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data")
     snippets = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     for code in snippets:
         subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return folder
@@ -61,15 +61,42 @@ def test_the_two_commands_stand_in_the_readme_and_ci_runs_the_second():
     assert script.stat().st_mode & stat.S_IXUSR
 
 
-def test_readme_config_is_valid():
+def test_readme_configs_and_rules_are_valid():
     from tokenaudit.config import parse_config
+    from tokenaudit.thresholds import parse_rule
 
-    (text,) = re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
-    config = parse_config(tomllib.loads(text), "README.md")
-    assert config.task_policy("math").max_staleness == 3
+    texts = re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
+    configs = [parse_config(tomllib.loads(text), "README.md") for text in texts]
+    assert any(config.task_policy("math").max_staleness == 3 for config in configs)
+    rules = [rule for config in configs for rule in config.gate.rules]
+    table = TEXT.split("| form | example | holds when |")[1].split("\n\n")[0]
+    rules += [cell for cell in re.findall(r"`([^`]+)`", table) if " " in cell and not cell.startswith("{")]
+    assert len(rules) > 12
+    for rule in rules:
+        parse_rule(rule, "README.md")
 
 
-@pytest.mark.parametrize("command", ["replay", "audit", "explain", "inspect", "lint"])
+def test_the_readme_gate_fails_as_shown(checkout: Path):
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tokenaudit", *shlex.split(command.replace("\\\n", " "))[1:]],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+
+    (baseline,) = [command for command in COMMANDS if "--write-baseline" in command]
+    assert run(baseline).returncode == 0
+    (command,) = re.findall(r"```console\n\$ (tokenaudit .*?)\n```", TEXT, flags=re.DOTALL)
+    ran = run(command)
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert ran.stdout in TEXT
+
+
+@pytest.mark.parametrize(
+    "command", ["replay", "audit", "explain", "simulate", "workload", "inspect", "lint", "diff", "gate"]
+)
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme(command: str, run_cli):
     ran = run_cli(command, "--help")
     assert ran.code == 0
@@ -84,6 +111,10 @@ def test_all_commands_are_checked_above(run_cli):
         "replay",
         "audit",
         "explain",
+        "simulate",
+        "workload",
         "inspect",
         "lint",
+        "diff",
+        "gate",
     }

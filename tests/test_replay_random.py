@@ -33,8 +33,9 @@ def fast_replay(digest: Digest, config: Row, timeline: str | None) -> Ledger:
     return count(replay(digest, parsed, kind), run_tasks(digest, parsed))
 
 
-def account_values(account: Account, but: tuple[m.Total, ...] = (m.Total.STATE, m.Total.END)) -> Row:
-    return {name: account.value(metric) for name, metric in m.METRICS.items() if metric.total not in but}
+def account_values(account: Account) -> Row:
+    """What a row holds of a task."""
+    return {metric.name: account.value(metric) for metric in m.ROW_METRICS if metric.total is not m.Total.STATE}
 
 
 def as_slow_result(ledger: Ledger) -> Row:

@@ -33,7 +33,7 @@ def test_puts_of_another_size_than_group_size_are_told(tmp_path: Path):
     rows = [put(1, 1, 10), put(1, 1, 11), put(2, 2, 20), put(3, 3, 30), put(3, 3, 30), put(3, 3, 31), take(4)]
     result = replayed(tmp_path, rows, "tasks.default.group_size=2")
     assert notices(result)["group-size-differs"] == ("task default: 1 of 3 puts don't have 2 responses (group_size)")
-    assert "group-size-differs" not in notices(replayed(tmp_path, rows[:2] + [take(4)], "tasks.default.group_size=2"))
+    assert "group-size-differs" not in notices(replayed(tmp_path, [*rows[:2], take(4)], "tasks.default.group_size=2"))
 
 
 def test_stamped_tokens_are_counted(tmp_path: Path):

@@ -258,8 +258,7 @@ def test_the_last_override_wins(load):
 
 def test_an_override_beats_the_file_key_by_key(work, load):
     (work / "async.toml").write_text(
-        "[policy]\nmax_staleness = 3\n[tasks.math]\nweight = 2\n[tasks.code]\n"
-        "[buffer]\nreplay_policy = 'fifo'\n"
+        "[policy]\nmax_staleness = 3\n[tasks.math]\nweight = 2\n[tasks.code]\n[buffer]\nreplay_policy = 'fifo'\n"
     )
     settings = load("tasks.math.max_staleness=1", "tasks.chat.weight=0", config="async.toml")
     assert list(settings.config.tasks) == ["math", "code", "chat"]
@@ -329,9 +328,7 @@ def test_wrong_overrides_are_told(faults, override, what, hint):
 
 
 def test_an_override_with_undecodable_bytes(faults):
-    assert faults("tasks.\udcff.weight=1") == [
-        Problem("the option is not UTF-8 text", "-s tasks.\\udcff.weight=1")
-    ]
+    assert faults("tasks.\udcff.weight=1") == [Problem("the option is not UTF-8 text", "-s tasks.\\udcff.weight=1")]
 
 
 def test_an_override_can_be_nested_too_deeply(faults):
@@ -402,9 +399,7 @@ def test_a_byte_order_mark_is_no_fault(work, load):
 def test_not_utf8(work, faults):
     (work / "async.toml").write_bytes(b'mode = "\xff"')
     assert faults(config="async.toml") == [
-        Problem(
-            "the config file is not UTF-8 text (byte 8)", "async.toml", "a config is TOML, saved as UTF-8"
-        )
+        Problem("the config file is not UTF-8 text (byte 8)", "async.toml", "a config is TOML, saved as UTF-8")
     ]
 
 
@@ -431,9 +426,7 @@ def test_a_missing_file(work, faults, name, others, hint):
 
 def test_a_missing_folder(work, faults):
     assert faults(config="nowhere/async.toml") == [
-        Problem(
-            "there is no such config file", "nowhere/async.toml", f"there is no folder {work / 'nowhere'}"
-        )
+        Problem("there is no such config file", "nowhere/async.toml", f"there is no folder {work / 'nowhere'}")
     ]
 
 

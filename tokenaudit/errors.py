@@ -50,6 +50,10 @@ class ResultError(TokenauditError):
     """A saved result that can't be read or isn't one."""
 
 
+class RuleError(TokenauditError):
+    """A gate rule that can't be read, or doesn't fit what it judges."""
+
+
 class LedgerError(AssertionError):
     """Tokens were lost or counted twice: a fault of tokenaudit itself, never of the input."""
 

@@ -33,6 +33,8 @@ class FaultKind(StrEnum):
     TOO_FEW_VERSIONS = "fewer versions than tokens and no model_step"
     MASK_LENGTH = "mask length differs from the response length"
     NULL_ELEMENT = "null element in a list"
+    NO_TIME = "time below 1"
+    TWO_GROUPS = "rollout in two groups"
 
 
 HINTS: dict[FaultKind, str] = {
@@ -49,6 +51,8 @@ HINTS: dict[FaultKind, str] = {
     FaultKind.TOO_FEW_VERSIONS: "record model_step, or try -s timeline.stamp_missing=true for a log without versions",
     FaultKind.MASK_LENGTH: "response_mask has one entry per token of the response; null means all ones",
     FaultKind.NULL_ELEMENT: "lists hold one number per token; leave out the list instead",
+    FaultKind.NO_TIME: "times are microseconds, 1 or more",
+    FaultKind.TWO_GROUPS: "a rollout_id belongs to one group of its task; its rows there are its segments",
 }
 
 

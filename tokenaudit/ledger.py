@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenaudit import metrics as m
@@ -99,6 +99,7 @@ class Row:
         accounts: what was counted, by task; a task without one had nothing.
         taken_group_ids: groups taken, by task, in order.
         expired_group_ids: groups that became expired, by task, in order.
+        facts: what only the driver of the run knows of the step as a whole.
     """
 
     train_step: int | None = None
@@ -106,6 +107,7 @@ class Row:
     accounts: dict[str, Account] = field(default_factory=dict)
     taken_group_ids: dict[str, list[int]] = field(default_factory=dict)
     expired_group_ids: dict[str, list[int]] = field(default_factory=dict)
+    facts: Mapping[Metric, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def count(events: Iterable[RunEvent], tasks: Sequence[str]) -> Ledger:
             counter.add(event)
     if ended is None:
         raise LedgerError("the run never ended")
-    tail = counter.row
+    tail = counter.end(ended)
     totals = {task: _total(task, rows, tail) for task in tasks}
     for task, account in totals.items():
         account.add(m.HELD_TOKENS, ended.held_tokens[task])
@@ -169,7 +171,7 @@ def _total(task: str, rows: Sequence[Row], tail: Row) -> Account:
         if account is not None:
             total.include(account)
     last = rows[-1].accounts.get(task) if rows else None
-    for metric in _LEFTOVERS.values():
+    for metric in m.LEVELS:
         total.counts[metric] = last.counts.get(metric, 0) if last else 0
     return total
 
@@ -227,8 +229,21 @@ class _Counter:
                 account = self._account(task)
                 for status, groups in held.items():
                     account.add(_LEFTOVERS[status], groups)
+        self._add_facts(step)
         self.row = Row()
         return row
+
+    def end(self, ended: RunEnded) -> Row:
+        """End the tail."""
+        self._add_facts(ended)
+        return self.row
+
+    def _add_facts(self, event: StepClosed | RunEnded) -> None:
+        self.row.facts = event.step_facts
+        for task, facts in event.task_facts.items():
+            for metric, value in facts.items():
+                if value:
+                    self._account(task).add(metric, value)
 
     def _account(self, task: str) -> Account:
         account = self.row.accounts.get(task)

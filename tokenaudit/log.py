@@ -1,9 +1,9 @@
-"""Rollout logs on disk: which files make one log, what they hold, and their rows in bounded batches."""
+"""Rollout logs and workloads on disk: which files make one, what they hold, and their rows in bounded batches."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
 from tokenaudit.schema import (
-    COLUMN_BY_NAME,
     COLUMNS,
     META_CONFIG,
     META_SCHEMA_VERSION,
     META_SOURCE,
+    META_TRUNCATED,
     SCHEMA_VERSION,
+    WORKLOAD_COLUMNS,
     Column,
     ColumnType,
 )
@@ -31,6 +32,7 @@ MAX_BATCH_ROWS = 65_536
 MAX_ROW_ELEMENTS = 100_000_000
 """Mean list elements per row above which a row group is refused: no response is that long, a crafted file is."""
 
+_WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
 
@@ -60,8 +62,7 @@ class Log:
         files: its files in reading order.
         rows: rows in all files.
         columns: columns of the schema that at least one file has, in schema order.
-        config_json: the run's own config from the metadata; None if there is none.
-        source: what wrote the log, from the metadata.
+        metadata: what the files say of the whole, by key.
         notes: what a person should know about it: columns not read, configs that differ between files.
     """
 
@@ -69,9 +70,18 @@ class Log:
     files: tuple[LogFile, ...]
     rows: int
     columns: tuple[str, ...]
-    config_json: str | None
-    source: str | None
+    metadata: Mapping[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def config_json(self) -> str | None:
+        """The run's own config; None if there is none."""
+        return self.metadata.get(META_CONFIG)
+
+    @property
+    def source(self) -> str | None:
+        """What wrote it, if it says so."""
+        return self.metadata.get(META_SOURCE)
 
 
 class LogBatch(NamedTuple):
@@ -100,38 +110,59 @@ def open_log(paths: Sequence[Path]) -> Log:
         LogError: nothing found, a file that can't be read, columns that are missing or of an unknown type, or no
             row at all; all such problems at once.
     """
+    return _open(paths, COLUMNS)
+
+
+def open_workload(paths: Sequence[Path]) -> Log:
+    """Find the files of a workload and read their footers; see `open_log`."""
+    return _open(paths, WORKLOAD_COLUMNS)
+
+
+def is_workload(paths: Sequence[Path]) -> bool:
+    """Whether the first file that can be read has the columns of a workload and not those of a log."""
+    for path in (file for argument in paths for file in _expand(argument)[0]):
+        try:
+            names = pq.read_schema(path).names
+        except (pa.ArrowException, OSError):
+            continue
+        return _WORKLOAD_MARK in names and _LOG_MARK not in names
+    return False
+
+
+def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     found = [_expand(path) for path in paths]
     problems = [problem for _, problem in found if problem is not None]
+    known = {column.name: column for column in table}
     files: list[LogFile] = []
     notes: list[str] = []
     metadata: dict[str, str] = {}
     unknown: dict[str, None] = {}
     for path in (path for group, _ in found for path in group):
-        opened = _open_file(path, problems)
+        opened = _open_file(path, known, problems)
         if opened is None:
             continue
         file, names, file_metadata = opened
         files.append(file)
-        unknown.update(dict.fromkeys(name for name in names if name not in COLUMN_BY_NAME))
+        unknown.update(dict.fromkeys(name for name in names if name not in known))
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
     present = {name for file in files for name in file.columns}
     if not problems:
-        problems.extend(_missing_columns(files[0].path, present, unknown))
+        problems.extend(_missing_columns(files[0].path, table, present, unknown))
     rows = sum(file.rows for file in files)
     if not problems and rows == 0:
-        problems.append(Problem("the log has no row", str(files[0].path), "record at least one put"))
+        empty, hint = ("workload", "a response") if table is WORKLOAD_COLUMNS else ("log", "record at least one put")
+        problems.append(Problem(f"the {empty} has no row", str(files[0].path), hint))
     if problems:
         raise LogError(problems)
     return Log(
         name=", ".join(path.name or str(path) for path in paths),
         files=tuple(files),
         rows=rows,
-        columns=tuple(column.name for column in COLUMNS if column.name in present),
-        config_json=metadata.get(META_CONFIG),
-        source=metadata.get(META_SOURCE),
-        notes=(*_misspelled(present, unknown), *notes),
+        columns=tuple(column.name for column in table if column.name in present),
+        metadata=metadata,
+        notes=(*_misspelled(known, present, unknown), *notes),
     )
 
 
@@ -203,7 +234,9 @@ def _expand(path: Path) -> tuple[list[Path], Problem | None]:
     return [], Problem("there is no such file or folder", text, hint)
 
 
-def _open_file(path: Path, problems: list[Problem]) -> tuple[LogFile, list[str], dict[str, str]] | None:
+def _open_file(
+    path: Path, known: Mapping[str, Column], problems: list[Problem]
+) -> tuple[LogFile, list[str], dict[str, str]] | None:
     """Read one footer; adds to `problems` what is wrong with it."""
     try:
         size = path.stat().st_size
@@ -215,14 +248,14 @@ def _open_file(path: Path, problems: list[Problem]) -> tuple[LogFile, list[str],
             metadata = _text_metadata(schema.metadata)
             rows = parquet.metadata.num_rows
             before = len(problems)
-            problems.extend(_schema_problems(path, schema, metadata))
-            batch_rows = _batch_rows(path, parquet.metadata, problems)
+            problems.extend(_schema_problems(path, schema, known, metadata))
+            batch_rows = _batch_rows(path, parquet.metadata, known, problems)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problems.append(_unreadable(path, error))
         return None
     if len(problems) > before:
         return None
-    columns = tuple(name for name in COLUMN_BY_NAME if name in schema.names)
+    columns = tuple(name for name in known if name in schema.names)
     return LogFile(path, rows, columns, batch_rows), schema.names, metadata
 
 
@@ -247,16 +280,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
-    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE)
+    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED)
     return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
 
 
-def _schema_problems(path: Path, schema: pa.Schema, metadata: dict[str, str]) -> Iterator[Problem]:
+def _schema_problems(
+    path: Path, schema: pa.Schema, known: Mapping[str, Column], metadata: dict[str, str]
+) -> Iterator[Problem]:
     version = metadata.get(META_SCHEMA_VERSION)
     if version is not None and version.strip() != str(SCHEMA_VERSION):
         hint = f"this release reads version {SCHEMA_VERSION}; update tokenaudit or write the log again"
         yield Problem(f"log schema version {version!r}", str(path), hint)
-    for name, column in COLUMN_BY_NAME.items():
+    for name, column in known.items():
         indices = schema.get_all_field_indices(name)
         if len(indices) > 1:
             yield Problem(f"column {name!r} is there {len(indices)} times", str(path), "keep one of them")
@@ -265,16 +300,18 @@ def _schema_problems(path: Path, schema: pa.Schema, metadata: dict[str, str]) ->
             yield Problem(what, str(path), f"accepted: {column.type.value}")
 
 
-def _missing_columns(path: Path, present: set[str], unknown: dict[str, None]) -> Iterator[Problem]:
-    there = [*(column.name for column in COLUMNS if column.name in present), *unknown]
-    for column in COLUMNS:
+def _missing_columns(
+    path: Path, table: Sequence[Column], present: set[str], unknown: dict[str, None]
+) -> Iterator[Problem]:
+    there = [*(column.name for column in table if column.name in present), *unknown]
+    for column in table:
         if column.required and column.name not in present:
             yield Problem(
                 f"column {column.name!r} is missing",
                 f"{path}: {_listing(there)}",
                 _column_hint(column, unknown),
             )
-    if not present.intersection(_LENGTH_COLUMNS):
+    if table is COLUMNS and not present.intersection(_LENGTH_COLUMNS):
         hint = nearest_hint("response_len", unknown, "columns that are not read")
         what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
         yield Problem(what, f"{path}: {_listing(there)}", hint)
@@ -292,17 +329,17 @@ def _column_hint(column: Column, unknown: dict[str, None]) -> str:
     return f"it holds: {column.meaning.split(';')[0]}"
 
 
-def _misspelled(present: set[str], unknown: dict[str, None]) -> Iterator[str]:
-    absent = [name for name in COLUMN_BY_NAME if name not in present]
+def _misspelled(known: Mapping[str, Column], present: set[str], unknown: dict[str, None]) -> Iterator[str]:
+    absent = [name for name in known if name not in present]
     for name in unknown:
         close = get_close_matches(name, absent, n=1, cutoff=0.85)
         if close:
             yield f"column {name!r} is not read; did you mean {close[0]!r}?"
 
 
-def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) -> int:
+def _batch_rows(path: Path, metadata: pq.FileMetaData, known: Mapping[str, Column], problems: list[Problem]) -> int:
     """Rows per batch that keep the list columns of every row group within the target."""
-    list_columns = {column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed}
+    list_columns = {column.name for column in known.values() if column.type in _LIST_TYPES and column.replayed}
     most = 0
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)

@@ -5,6 +5,7 @@ Names are API: tables, JSON, gates and documentation take them from here, and no
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +19,8 @@ class Unit(StrEnum):
     STEPS = "train steps"
     REWARD = "reward"
     VERSION = "version"
+    MICROSECONDS = "microseconds"
+    ROUNDS = "rounds"
 
 
 class Better(StrEnum):
@@ -41,6 +44,8 @@ class Total(StrEnum):
     """A nearest-rank quantile, taken anew over all the tokens behind it."""
     STATE = "state"
     """Belongs to a step as a whole: neither tasks nor totals have it."""
+    STEP_SUM = "step_sum"
+    """Belongs to a step as a whole: tasks don't have it, a run has the sum of its rows and its tail."""
     END = "end"
     """Known once a run has ended: the ledger has it, rows don't."""
 
@@ -56,8 +61,29 @@ class Metric:
     help: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rate:
+    """A quotient of sums of metrics. Rows hold the metrics, so that a rate is always worked out exactly.
+
+    Attributes:
+        numerator: metrics whose sum is counted.
+        denominator: metrics whose sum it is divided by; where that is 0, there is no rate.
+        is_share: whether it is read in percent.
+    """
+
+    name: str
+    numerator: tuple[Metric, ...]
+    denominator: tuple[Metric, ...]
+    better: Better
+    help: str
+    is_share: bool = True
+
+
 METRICS: dict[str, Metric] = {}
 """All metrics by name, in the order in which rows show them."""
+
+RATES: dict[str, Rate] = {}
+"""All rates by name; no metric has the name of a rate."""
 
 
 def _metric(name: str, unit: Unit, help_text: str, better: Better = Better.NEUTRAL, total: Total = Total.SUM) -> Metric:
@@ -158,6 +184,61 @@ IN_FLIGHT_TOKENS = _metric(
 ROW_METRICS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metric.total is not Total.END)
 """What a step row holds, in order."""
 
+TAKEN_AT_US = _metric("taken_at_us", Unit.MICROSECONDS, "time of the take since the run began", total=Total.STATE)
+WALL_TIME_US = _metric(
+    "wall_time_us",
+    Unit.MICROSECONDS,
+    "time from the end of the row before to the end of this one",
+    _LOWER,
+    Total.STEP_SUM,
+)
+TRAINER_WAIT_US = _metric(
+    "trainer_wait_us", Unit.MICROSECONDS, "time the trainer waited for a batch", _LOWER, Total.STEP_SUM
+)
+TRAINER_BUSY_US = _metric("trainer_busy_us", Unit.MICROSECONDS, "time the trainer trained", total=Total.STEP_SUM)
+ROLLOUT_IDLE_US = _metric(
+    "rollout_idle_us", Unit.MICROSECONDS, "time in which no response was being generated", _LOWER, Total.STEP_SUM
+)
+ROLLOUT_BUSY_US = _metric(
+    "rollout_busy_us", Unit.MICROSECONDS, "time in which a response was being generated", total=Total.STEP_SUM
+)
+PRODUCER_PAUSED_US = _metric(
+    "producer_paused_us",
+    Unit.MICROSECONDS,
+    "time the producer was stopped because new rollouts would be too old (status expired)",
+    _LOWER,
+    Total.STEP_SUM,
+)
+EXPIRED_BATCH = _metric(
+    "expired_batch", _STEPS, "1 if the producer's status was expired at the take, else 0", _LOWER, Total.STEP_SUM
+)
+IN_FLIGHT_GROUPS = _metric(
+    "in_flight_groups", _GROUPS, "groups begun and not put, right after the take", total=Total.LAST
+)
+ABORTED_GROUPS = _metric("aborted_groups", _GROUPS, "groups cut off before they ended", _LOWER)
+TAIL_BATCH_ROUNDS = _metric("tail_batch_rounds", Unit.ROUNDS, "rounds of a task that began in tail-batch mode")
+RECYCLED_PROMPTS = _metric("recycled_prompts", _GROUPS, "groups begun from prompts of a further pass over the workload")
+
+SIMULATED_METRICS: tuple[Metric, ...] = (
+    TAKEN_AT_US,
+    WALL_TIME_US,
+    TRAINER_WAIT_US,
+    TRAINER_BUSY_US,
+    ROLLOUT_IDLE_US,
+    ROLLOUT_BUSY_US,
+    PRODUCER_PAUSED_US,
+    EXPIRED_BATCH,
+    IN_FLIGHT_GROUPS,
+    ABORTED_GROUPS,
+    TAIL_BATCH_ROUNDS,
+    RECYCLED_PROMPTS,
+)
+"""What a step row of a simulated run holds beyond `ROW_METRICS`, in order."""
+
+LEVELS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if metric.total is Total.LAST)
+"""Metrics of which a run has the value of its last row."""
+
+
 QUANTILES: dict[Metric, int] = {TOKEN_STALENESS_P50: 50, TOKEN_STALENESS_P95: 95, TOKEN_STALENESS_MAX: 100}
 """Rank metrics over the trained tokens, with their percentage."""
 
@@ -181,3 +262,82 @@ LEDGER_FATES = (
 
 DROPPED_PARTS = (RESET_TOKENS, DISCARDED_STALE_TOKENS, DISCARDED_FRESH_TOKENS, MASKED_STALE_TOKENS)
 """The parts of `DROPPED_TOKENS`."""
+
+
+def _rate(
+    name: str,
+    numerator: tuple[Metric, ...],
+    denominator: tuple[Metric, ...],
+    help_text: str,
+    better: Better,
+    *,
+    is_share: bool = True,
+) -> Rate:
+    rate = Rate(name, numerator, denominator, better, help_text, is_share)
+    RATES[name] = rate
+    return rate
+
+
+DROPPED_TOKEN_RATE = _rate(
+    "dropped_token_rate",
+    (DROPPED_TOKENS,),
+    (PRODUCED_TOKENS,),
+    "dropped_tokens of produced_tokens; in one step it can exceed 100 %, as what is dropped was produced before",
+    _LOWER,
+)
+EXPIRED_GROUP_RATE = _rate(
+    "expired_group_rate", (EXPIRED_GROUPS,), (PUT_GROUPS,), "expired_groups of put_groups", _LOWER
+)
+MASKED_TOKEN_RATE = _rate(
+    "masked_token_rate",
+    (MASKED_STALE_TOKENS,),
+    (TRAINED_TOKENS, MASKED_STALE_TOKENS),
+    "masked_stale_tokens of the tokens of the batch that the recorded mask keeps in the loss",
+    _LOWER,
+)
+FRESH_LOSS_RATE = _rate(
+    "fresh_loss_rate",
+    (DISCARDED_FRESH_TOKENS,),
+    (PRODUCED_TOKENS,),
+    "discarded_fresh_tokens of produced_tokens",
+    _LOWER,
+)
+TRAINED_TOKEN_RATE = _rate(
+    "trained_token_rate", (TRAINED_TOKENS,), (PRODUCED_TOKENS,), "trained_tokens of produced_tokens", _HIGHER
+)
+
+SIMULATED_RATES: tuple[Rate, ...] = (
+    _rate(
+        "tokens_per_trained_token",
+        (PRODUCED_TOKENS,),
+        (TRAINED_TOKENS,),
+        "tokens generated per token that is trained",
+        _LOWER,
+        is_share=False,
+    ),
+    _rate(
+        "trainer_utilization",
+        (TRAINER_BUSY_US,),
+        (WALL_TIME_US,),
+        "share of the simulated time in which the trainer trained",
+        _HIGHER,
+    ),
+    _rate(
+        "rollout_utilization",
+        (ROLLOUT_BUSY_US,),
+        (WALL_TIME_US,),
+        "share of the simulated time in which responses were generated",
+        _HIGHER,
+    ),
+)
+"""The rates that the totals of a simulated run hold, as numerator and denominator."""
+
+
+def definitions_hash() -> str:
+    """Fingerprint of all metrics and rates, help texts apart: figures under two of them can't be compared."""
+    lines = [f"{one.name} {one.unit} {one.better} {one.total}" for one in METRICS.values()]
+    for rate in RATES.values():
+        numerator = "+".join(metric.name for metric in rate.numerator)
+        denominator = "+".join(metric.name for metric in rate.denominator)
+        lines.append(f"{rate.name} {numerator}/{denominator} {rate.better}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

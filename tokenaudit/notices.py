@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,22 +37,24 @@ def notices(
     ]
 
 
-def override_notices(config: Config, digest: Digest, kind: TimelineKind, origins: Mapping[str, str]) -> list[Notice]:
+def override_notices(
+    config: Config, tasks: Sequence[str], kind: TimelineKind, origins: Mapping[str, str]
+) -> list[Notice]:
     """Values given with `-s` that change nothing.
 
     Args:
         config: the config they are part of.
-        digest: the log.
+        tasks: tasks of the log.
         kind: the timeline that is followed.
         origins: where each dotted key comes from, as in `settings.Settings`.
     """
     found: list[Notice] = []
     for key in (key for key, origin in origins.items() if origin == OVERRIDE):
         section, _, name = key.partition(".")
-        if section == "policy" and digest.tasks and all(_sets(config, task, name) for task in digest.tasks):
-            tasks = ", ".join(digest.tasks)
-            own = dotted(("tasks", digest.tasks[0], name))
-            found.append(Notice("no-effect", f"-s {key} changes nothing: {tasks} set their own", f"Use -s {own}=…"))
+        if section == "policy" and tasks and all(_sets(config, task, name) for task in tasks):
+            own = dotted(("tasks", tasks[0], name))
+            message = f"-s {key} changes nothing: {', '.join(tasks)} set their own"
+            found.append(Notice("no-effect", message, f"Use -s {own}=…"))
         elif kind is TimelineKind.RECORDED and (key in _SIMULATED_ONLY or key.endswith(".weight")):
             message = f"-s {key} changes nothing: batch sizes and steps come from the recorded timeline"
             found.append(Notice("no-effect", message, "--timeline simulated uses it."))

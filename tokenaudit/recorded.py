@@ -87,6 +87,11 @@ class RecordedPuts:
             responses.append(self._response(row, rollout_id, segment, status, runs, prior_len))
         return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)
 
+    def told_prior_len(self, row: int) -> int:
+        """Leading tokens of a response that earlier puts produced, as far as the log alone tells."""
+        previous = int(self._digest.responses.previous[row])
+        return self._prior_len(row, int(self._digest.responses.tokens[previous]) if previous >= 0 else 0)
+
     def new_tokens(self, event: int, held: Held) -> int:
         """New tokens of a put as recorded, given the tokens held of its responses."""
         responses = self._digest.responses

@@ -79,16 +79,18 @@ def _ignore(_: int) -> None:
     """Nobody wants to know."""
 
 
+def last_step(digest: Digest) -> int:
+    """The last step a log tells of: the largest train_step of a take, else of a put, else 0."""
+    for kind in (EventKind.TAKE, EventKind.PUT):
+        train_steps = digest.events.train_step[digest.events.kind == KIND_CODE[kind]]
+        if len(train_steps):
+            return int(train_steps.max())
+    return 0
+
+
 def _steps(digest: Digest, config: Config) -> int:
     """Steps of a simulated timeline: the config's, else the largest train_step of a take, else of a put."""
-    steps = config.timeline.steps
-    if steps is None:
-        for kind in (EventKind.TAKE, EventKind.PUT):
-            train_steps = digest.events.train_step[digest.events.kind == KIND_CODE[kind]]
-            if len(train_steps):
-                steps = int(train_steps.max())
-                break
-    steps = steps or 0
+    steps = config.timeline.steps or last_step(digest)
     if steps > MAX_STEPS:
         hint = f"set timeline.steps to at most {MAX_STEPS}"
         raise ConfigError(Problem(f"a simulated timeline of {steps} steps", digest.name, hint))

@@ -6,6 +6,7 @@ There is no clock, host or path in it, so equal inputs give equal bytes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -21,13 +22,15 @@ from tokenaudit.metrics import ROW_METRICS, Metric, Total
 RESULT_SCHEMA_VERSION = 1
 """Version of the saved form."""
 KIND_REPLAY = "tokenaudit.replay"
-RESULT_KINDS = (KIND_REPLAY,)
+KIND_SIMULATE = "tokenaudit.simulate"
+RESULT_KINDS = (KIND_REPLAY, KIND_SIMULATE)
 """Kinds of saved files that hold a run."""
 
 TASKS = "tasks"
 TRAIN_STEP = "train_step"
 TAKEN_IDS = "taken_group_ids"
 EXPIRED_IDS = "expired_group_ids"
+RATIOS = "ratios"
 
 _SAVE_HINT = "give a log, or a result saved with -o result.json"
 _AGAIN_HINT = "make the result again"
@@ -84,13 +87,54 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckTask:
+    """Why a task kept a simulated run from going on.
+
+    Attributes:
+        task: its name.
+        reason: stable name.
+        message: what it waits for.
+        hint: what may help.
+        train_step: the step whose row never closed.
+        time_us: when it became certain, in simulated microseconds.
+    """
+
+    task: str
+    reason: str
+    message: str
+    hint: str
+    train_step: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run was made from, and whether it came to its end.
+
+    Attributes:
+        groups: groups of the workload.
+        responses: responses of the workload.
+        truncated_responses: responses of which the workload has only what was generated before the log ended or the
+            response was lost.
+        max_concurrency: responses that may be generated at once; None: any number.
+        stuck: the tasks that kept the run from going on; empty for a run that closed its last row.
+    """
+
+    groups: int
+    responses: int
+    truncated_responses: int = 0
+    max_concurrency: int | None = None
+    stuck: tuple[StuckTask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A run, counted and described.
 
     Attributes:
         kind: what made it, such as `tokenaudit.replay`.
         inputs: the logs behind it.
-        timeline: "recorded" or "simulated".
+        timeline: "recorded" or "simulated", or "closed loop" where the producer's decisions were simulated too.
         config_source: where the config came from: a file's name, the log's metadata, or defaults.
         config: the resolved config.
         warnings: what to know about config and log.
@@ -101,6 +145,8 @@ class Result:
         tail: what came after the last row.
         tool: name and version of what made it.
         selection: the steps that were selected, such as "10..20"; None for all of them.
+        simulation: about a simulated run; None for a replay.
+        definitions: fingerprint of the metric definitions behind the figures; empty where a saved form has none.
     """
 
     kind: str
@@ -116,6 +162,13 @@ class Result:
     tail: RowData
     tool: str = f"tokenaudit {__version__}"
     selection: str | None = None
+    simulation: Simulation | None = None
+    definitions: str = m.definitions_hash()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of its rows, in order."""
+        return ROW_METRICS if self.simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
 
     @property
     def tasks(self) -> list[str]:
@@ -134,6 +187,7 @@ def build_result(
     warnings: Iterable[Notice],
     coverage: Coverage,
     with_groups: bool = False,
+    simulation: Simulation | None = None,
 ) -> Result:
     """Turn a counted run into a result.
 
@@ -141,16 +195,21 @@ def build_result(
         ledger: the counted run.
         kind: what made it.
         inputs: the logs behind it.
-        timeline: "recorded" or "simulated".
+        timeline: as in `Result`.
         config_source: where the config came from.
         config: the resolved config.
         warnings: what to know about config and log.
         coverage: how much of the log the run stands on, without the counterfactual share.
         with_groups: add the ids of taken and expired groups to every row.
+        simulation: about a simulated run; its rows have more metrics.
     """
     tasks = ledger.tasks
     total = combined(ledger.totals.values())
     counterfactual = _count(total, m.COUNTERFACTUAL_TOKENS)
+    metrics = ROW_METRICS if simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
+    totals = _values(ledger.totals, tasks, metrics)
+    if simulation is not None:
+        totals |= _whole_run(ledger, totals)
     return Result(
         kind=kind,
         inputs=tuple(inputs),
@@ -161,13 +220,14 @@ def build_result(
         coverage=_with_counterfactual(
             coverage, counterfactual, _count(total, m.PRODUCED_TOKENS) + _count(total, m.AVOIDED_TOKENS)
         ),
-        totals=_values(ledger.totals, tasks),
+        totals=totals,
         ledger={
             "total": _conservation(total),
             TASKS: {task: _conservation(ledger.totals[task]) for task in tasks},
         },
-        steps=[_row(row, tasks, with_groups) for row in ledger.rows],
-        tail=_row(ledger.tail, tasks, with_groups),
+        steps=[_row(row, tasks, metrics, with_groups) for row in ledger.rows],
+        tail=_row(ledger.tail, tasks, metrics, with_groups),
+        simulation=simulation,
     )
 
 
@@ -179,27 +239,48 @@ def _with_counterfactual(coverage: Coverage, tokens: int, of_tokens: int) -> Cov
     return replace(coverage, counterfactual_tokens=tokens, counterfactual_of_tokens=of_tokens)
 
 
-def _row(row: Row, tasks: Sequence[str], with_groups: bool) -> RowData:
+def _whole_run(ledger: Ledger, totals: RowData) -> RowData:
+    """What the steps of a simulated run add up to, and the ratios of its totals as two integers each."""
+    rows = (*ledger.rows, ledger.tail)
+    sums = {
+        metric.name: sum(row.facts.get(metric, 0) for row in rows)
+        for metric in m.SIMULATED_METRICS
+        if metric.total is Total.STEP_SUM
+    }
+    known = totals | sums
+    ratios = {
+        rate.name: {
+            "numerator": sum(known[metric.name] for metric in rate.numerator),
+            "denominator": sum(known[metric.name] for metric in rate.denominator),
+        }
+        for rate in m.SIMULATED_RATES
+    }
+    return sums | {RATIOS: ratios}
+
+
+def _row(row: Row, tasks: Sequence[str], metrics: Sequence[Metric], with_groups: bool) -> RowData:
     data: RowData = {}
     if row.train_step is not None:
         data[TRAIN_STEP] = row.train_step
         data[m.MODEL_STEP.name] = row.model_step
-    data |= _values(row.accounts, tasks)
+    data |= _values(row.accounts, tasks, metrics)
+    data |= {metric.name: value for metric, value in row.facts.items()}
     if with_groups:
         data[TAKEN_IDS] = {task: row.taken_group_ids.get(task, []) for task in tasks}
         data[EXPIRED_IDS] = {task: row.expired_group_ids.get(task, []) for task in tasks}
     return data
 
 
-def _values(accounts: Mapping[str, Account], tasks: Sequence[str]) -> RowData:
+def _values(accounts: Mapping[str, Account], tasks: Sequence[str], metrics: Sequence[Metric]) -> RowData:
     by_task = {task: accounts.get(task, Account()) for task in tasks}
-    data: RowData = _metrics(combined(by_task.values()))
-    data[TASKS] = {task: _metrics(account) for task, account in by_task.items()}
+    data: RowData = _metrics(combined(by_task.values()), metrics)
+    data[TASKS] = {task: _metrics(account, metrics) for task, account in by_task.items()}
     return data
 
 
-def _metrics(account: Account) -> RowData:
-    return {metric.name: account.value(metric) for metric in ROW_METRICS if metric.total is not Total.STATE}
+def _metrics(account: Account, metrics: Sequence[Metric]) -> RowData:
+    whole_step = (Total.STATE, Total.STEP_SUM)
+    return {metric.name: account.value(metric) for metric in metrics if metric.total not in whole_step}
 
 
 def _conservation(account: Account) -> dict[str, int]:
@@ -212,6 +293,7 @@ def result_to_json(result: Result) -> str:
         "kind": result.kind,
         "schema_version": RESULT_SCHEMA_VERSION,
         "tool": result.tool,
+        "definitions": result.definitions,
         "inputs": [asdict(entry) for entry in result.inputs],
         "timeline": result.timeline,
         "selection": result.selection,
@@ -224,6 +306,8 @@ def result_to_json(result: Result) -> str:
         "steps": result.steps,
         "tail": result.tail,
     }
+    if result.simulation is not None:
+        envelope["simulation"] = asdict(result.simulation)
     return json.dumps(envelope, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -238,8 +322,15 @@ def result_from_json(text: str, source: str) -> Result:
         ResultError: not JSON, not a result, of another schema version, or with values of a wrong type.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = json.loads(text, parse_constant=_no_number)
+        if "\\ud" in text or "\\uD" in text:
+            # JSON can spell half of a surrogate pair, which no output can hold.
+            json.dumps(data, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ResultError(Problem("not valid JSON: nested too deeply", source, _SAVE_HINT)) from error
+    except UnicodeEncodeError as error:
+        raise ResultError(Problem("not valid JSON: it holds text that is not Unicode", source, _SAVE_HINT)) from error
+    except ValueError as error:
         raise ResultError(Problem(f"not valid JSON: {error}", source, _SAVE_HINT)) from error
     if not isinstance(data, dict) or not str(data.get("kind", "")).startswith("tokenaudit."):
         raise ResultError(Problem("not a saved result of tokenaudit", source, _SAVE_HINT))
@@ -249,24 +340,36 @@ def result_from_json(text: str, source: str) -> Result:
         hint = f"this release reads version {RESULT_SCHEMA_VERSION}; make the result again"
         raise ResultError(Problem(f"result schema version {data.get('schema_version')!r}", source, hint))
     del data["schema_version"]
+    data.setdefault("definitions", "")
     try:
         result = TypeAdapter(Result).validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the result"
         raise ResultError(Problem(f"damaged result: {place}: {first['msg']}", source, _AGAIN_HINT)) from error
-    for name, row in (
-        ("totals", result.totals),
-        ("tail", result.tail),
-        *(("steps", row) for row in result.steps),
+    for name, fault in (
+        ("totals", _row_fault(result.totals, result.metrics)),
+        ("tail", _row_fault(result.tail, result.metrics)),
+        ("ledger", _ledger_fault(result.ledger)),
+        ("coverage", _coverage_fault(result.coverage)),
+        *(("steps", _row_fault(row, result.metrics) or _step_fault(row)) for row in result.steps),
     ):
-        fault = _row_fault(row)
         if fault is not None:
             raise ResultError(Problem(f"damaged result: {name}: {fault}", source, _AGAIN_HINT))
     return result
 
 
-def _row_fault(row: RowData) -> str | None:
+def _is_whole(value: object) -> bool:
+    """Whether a value is a whole number of at most 64 bits, as every count and id is."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _no_number(spelling: str) -> float:
+    """JSON has no NaN and no infinity, though Python reads them; neither is a figure."""
+    raise ValueError(f"{spelling} is no JSON")
+
+
+def _row_fault(row: RowData, metrics: Sequence[Metric]) -> str | None:
     """What is wrong with a row; a metric it lacks is no fault."""
     tasks = row.get(TASKS)
     if not isinstance(tasks, dict):
@@ -274,11 +377,40 @@ def _row_fault(row: RowData) -> str | None:
     for part in (row, *tasks.values()):
         if not isinstance(part, dict):
             return f"a row is {part!r:.60}"
-        for metric in ROW_METRICS:
+        for metric in metrics:
             value = part.get(metric.name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            is_number = _is_whole(value) or (type(value) is float and math.isfinite(value))
+            if value is not None and not is_number:
                 return f"{metric.name} is {value!r:.60}"
     return None
+
+
+def _step_fault(row: RowData) -> str | None:
+    """What is wrong with what only the rows of steps have."""
+    step = row.get(TRAIN_STEP)
+    if not _is_whole(step):
+        return f"{TRAIN_STEP} is {step!r:.60}"
+    for name in (TAKEN_IDS, EXPIRED_IDS):
+        by_task = row.get(name, {})
+        if not isinstance(by_task, dict) or not all(
+            isinstance(ids, list) and all(map(_is_whole, ids)) for ids in by_task.values()
+        ):
+            return f"{name} holds something else than lists of group ids"
+    return None
+
+
+def _ledger_fault(ledger: dict[str, Any]) -> str | None:
+    """What is wrong with the account of tokens."""
+    tasks = ledger.get(TASKS, {})
+    for account in (ledger.get("total", {}), *(tasks.values() if isinstance(tasks, dict) else [tasks])):
+        if not isinstance(account, dict) or not all(map(_is_whole, account.values())):
+            return "an account holds something else than tokens"
+    return None
+
+
+def _coverage_fault(coverage: Coverage) -> str | None:
+    """What is wrong with what the result stands on."""
+    return None if all(map(_is_whole, asdict(coverage).values())) else "it holds something else than counts"
 
 
 def select_steps(result: Result, first: int, last: int) -> Result:

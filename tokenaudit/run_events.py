@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tokenaudit.lifecycle.events import LifecycleEvent
 from tokenaudit.lifecycle.types import Status
+from tokenaudit.metrics import Metric
 
 
 class TimelineKind(StrEnum):
@@ -56,12 +57,16 @@ class StepClosed:
         model_step: version in the engine at the take; None if unknown.
         asked: groups asked for, by task.
         leftovers: groups left right after the take, by task and status.
+        step_facts: what only the driver of the run knows of the step as a whole.
+        task_facts: the same of its tasks, by task.
     """
 
     train_step: int
     model_step: int | None
     asked: Mapping[str, int]
     leftovers: Mapping[str, Mapping[Status, int]]
+    step_facts: Mapping[Metric, int] = field(default_factory=dict)
+    task_facts: Mapping[str, Mapping[Metric, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,15 @@ class RunEnded:
         held_tokens: tokens in the buffer, by task.
         in_flight_tokens: tokens of groups sampled and not put again, by task.
         left_out_puts: puts outside the steps of a simulated timeline.
+        step_facts: as in `StepClosed`, of what came after the last row.
+        task_facts: the same of its tasks, by task.
     """
 
     held_tokens: Mapping[str, int]
     in_flight_tokens: Mapping[str, int]
     left_out_puts: int = 0
+    step_facts: Mapping[Metric, int] = field(default_factory=dict)
+    task_facts: Mapping[str, Mapping[Metric, int]] = field(default_factory=dict)
 
 
 RunEvent = LifecycleEvent | PutSkipped | PutReconciled | StepClosed | RunEnded

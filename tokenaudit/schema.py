@@ -14,6 +14,7 @@ SCHEMA_VERSION = 1
 META_SCHEMA_VERSION = "tokenaudit.schema_version"
 META_CONFIG = "tokenaudit.config"
 META_SOURCE = "tokenaudit.source"
+META_TRUNCATED = "tokenaudit.truncated_responses"
 
 DEFAULT_TASK = "default"
 """The task of rows that name none."""
@@ -53,7 +54,7 @@ class Column:
     Attributes:
         name: its name in the file.
         type: the Arrow types it is accepted in.
-        events: the events whose rows carry it.
+        events: the events whose rows carry it; none for a column of a workload.
         meaning: what it holds, in one sentence.
         required: whether a log without it is refused.
         replayed: whether replay reads its values.
@@ -156,5 +157,24 @@ COLUMNS: tuple[Column, ...] = (
     Column("time_us", ColumnType.INTEGER, _ALL, "time since the run began, microseconds"),
 )
 """All columns, in the order in which they are documented."""
+
+WORKLOAD_COLUMNS: tuple[Column, ...] = (
+    _read("task_name", ColumnType.TEXT, (), "the task; null: `default`"),
+    _required("group_id", ColumnType.INTEGER, (), "the prompt's group, unique inside the task, 0 or more"),
+    _required(
+        "rollout_id",
+        ColumnType.INTEGER,
+        (),
+        "the response, unique inside the task, 0 or more; several rows of one rollout in one group are its segments",
+    ),
+    _required("response_len", ColumnType.INTEGER, (), "tokens it has once it is completed"),
+    _required("token_time_us", ColumnType.INTEGER, (), "time to generate one token, microseconds, 1 or more"),
+    _read("response_mask", ColumnType.MASK_LIST, (), "semantic mask, non-zero = in the loss; null: all ones"),
+    _read("agentic", ColumnType.FLAG, (), "agentic response; it exempts its whole group from the token rule"),
+    _read("reward", ColumnType.REAL, (), "null or not finite: unscored"),
+    _read("failed", ColumnType.FLAG, (), "its generation ends as failed"),
+    _read("filtered", ColumnType.FLAG, (), "the run's own filter rejects its group"),
+)
+"""All columns of a workload: one row per response, in prompt order."""
 
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}

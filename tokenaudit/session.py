@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tokenaudit.config import resolved
+from tokenaudit.config import Config, resolved
 from tokenaudit.digest import Digest
+from tokenaudit.errors import Problem, ResultError
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, open_log
 from tokenaudit.notices import notices, override_notices
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
-from tokenaudit.run_events import TimelineKind
+from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
+from tokenaudit.run_events import RunEvent, TimelineKind
 from tokenaudit.runs import MISSING_VERSION
 from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
+
+MOST_RESULT_BYTES = 2**28
+"""Size of a saved result that is still read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,44 @@ def replay_log(
         isolated=isolated,
         log_config=log.config_json,
     )
-    digest = read_digest(
-        log,
-        quarantine=quarantine,
-        allow_missing_versions=settings.config.timeline.stamp_missing,
-        on_progress=_stage(on_progress, f"reading {log.name}", log.rows),
-    )
+    digest = digest_for(log, [settings.config], quarantine=quarantine, on_progress=on_progress)
     result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
     return ReplayedLog(result, settings)
+
+
+def digest_for(
+    log: Log, configs: Iterable[Config], *, quarantine: bool = False, on_progress: Progress | None = None
+) -> Digest:
+    """Read a log once, so that it can be replayed under every one of `configs`; see `replay_log`."""
+    return read_digest(
+        log,
+        quarantine=quarantine,
+        allow_missing_versions=any(config.timeline.stamp_missing for config in configs),
+        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
+    )
+
+
+def load_result(path: Path) -> Result:
+    """Read a result saved with -o.
+
+    Raises:
+        ResultError: no such file, unreadable, larger than `MOST_RESULT_BYTES`, or no result.
+    """
+    hint = "give a file saved with -o"
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MOST_RESULT_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        raise ResultError(
+            Problem(f"can't read the saved result: {error.strerror or error}", str(path), hint)
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ResultError(Problem("can't read the saved result: not UTF-8 text", str(path), hint)) from error
+    if len(content) > MOST_RESULT_BYTES:
+        what = f"a saved result of more than {MOST_RESULT_BYTES // 2**20} MiB"
+        raise ResultError(Problem(what, str(path), "save it without --groups"))
+    return result_from_json(text, str(path))
 
 
 def replay_digest(
@@ -88,13 +122,15 @@ def replay_digest(
     timeline: TimelineKind | None = None,
     *,
     with_groups: bool = False,
+    observe: Callable[[RunEvent], None] | None = None,
     on_progress: Progress | None = None,
 ) -> Result:
-    """Replay an already digested log under a config; see `replay_log`."""
+    """Replay an already digested log under a config; see `replay_log`. `observe` is told every event of the run."""
     config = settings.config
     kind = timeline_of(digest, timeline)
-    progress = _stage(on_progress, "replaying", len(digest.events.kind))
-    ledger = count(replay(digest, config, kind, progress), run_tasks(digest, config))
+    progress = stage(on_progress, "replaying", len(digest.events.kind))
+    events = replay(digest, config, kind, progress)
+    ledger = count(events if observe is None else _observed(events, observe), run_tasks(digest, config))
     runs = digest.runs
     coverage = Coverage(
         quarantined_groups=digest.quarantined_groups,
@@ -109,24 +145,31 @@ def replay_digest(
         inputs=[InputInfo(digest.name, digest.rows, digest.content_hash())],
         timeline=kind.value,
         config=resolved(config),
-        config_source=_config_source(settings),
+        config_source=config_source(settings),
         warnings=[
             *notices(log, digest, config, kind, ledger, coverage),
-            *override_notices(config, digest, kind, settings.origins),
+            *override_notices(config, digest.tasks, kind, settings.origins),
         ],
         coverage=coverage,
         with_groups=with_groups,
     )
 
 
-def _config_source(settings: Settings) -> str:
+def config_source(settings: Settings) -> str:
     """Where the config came from, without folders."""
     base = LOG_METADATA if settings.source.startswith(LOG_METADATA) else Path(settings.source).name
     overridden = sum(origin == OVERRIDE for origin in settings.origins.values())
     return f"{base}, {overridden} value{'s' * (overridden != 1)} by {OVERRIDE}" if overridden else base
 
 
-def _stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+def _observed(events: Iterable[RunEvent], observe: Callable[[RunEvent], None]) -> Iterator[RunEvent]:
+    for event in events:
+        observe(event)
+        yield event
+
+
+def stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
+    """Progress of one piece of work, told by how much of it is done."""
     if on_progress is None:
         return None
     return lambda done: on_progress(label, done, total)

@@ -15,10 +15,14 @@ import typer
 from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.audit import audit
+from tokenaudit.cli.diff import diff
 from tokenaudit.cli.explain import explain
+from tokenaudit.cli.gate import gate
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
 from tokenaudit.cli.replay import replay
+from tokenaudit.cli.simulate import simulate
+from tokenaudit.cli.workload import workload
 from tokenaudit.errors import TokenauditError
 from tokenaudit.schema import SCHEMA_VERSION
 
@@ -39,8 +43,14 @@ app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s poli
 )
 app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
 app.command(epilog="Example: tokenaudit explain rollouts.parquet --group math/12 -c async.toml")(explain)
+app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml -s policy.tail_batch_trigger_size=0")(
+    simulate
+)
+app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
+app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
 
 
 def _show_version(asked: bool) -> None:

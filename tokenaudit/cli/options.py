@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 
 from tokenaudit.cli import streams
+from tokenaudit.errors import Problem, UsageError
+from tokenaudit.run_events import TimelineKind
 
 
 class Format(StrEnum):
@@ -54,6 +57,21 @@ IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for
 QuarantineOption = Annotated[
     bool, typer.Option("--quarantine", help="Leave out groups with structural faults, and count them.")
 ]
+TokenTimeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--token-time-us",
+        min=1,
+        max=2**53,
+        metavar="N",
+        show_default=False,
+        help="For a log: microseconds per token of every response. Default: told from generate_time_us.",
+    ),
+]
+TimelineOption = Annotated[
+    TimelineKind | None,
+    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
+]
 OutputOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -71,3 +89,19 @@ QuietOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")
 ]
+
+
+def step_range(option: str, text: str | None) -> tuple[int, int] | None:
+    """Parse A..B, or A alone.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text, flags=re.ASCII)
+    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+        raise UsageError(
+            Problem(f"{option} {text!r} is no range", None, "write A..B with A not above B, such as 10..20")
+        )
+    return int(match[1]), int(match[2] or match[1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenaudit.cli import streams
@@ -25,13 +26,19 @@ SUFFIXES = {
 """Formats by file name extension."""
 
 
-def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES) -> None:
+def check_outputs(
+    outputs: Sequence[Path],
+    inputs: Sequence[Path],
+    suffixes: Mapping[str, str] = SUFFIXES,
+    option: str = "-o",
+) -> None:
     """Refuse, before any work is done, files that could not be written or that would change what is read.
 
     Args:
         outputs: files to write.
         inputs: what is read: files, folders or glob patterns.
         suffixes: formats by file name extension.
+        option: what messages call the option that names the outputs.
 
     Raises:
         UsageError: an unknown extension, no such folder, a folder, or a part of the input; all of them at once.
@@ -40,24 +47,26 @@ def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path], suffixes: Map
         return
     files = {path.resolve() for path in log_files(inputs)} | {path.resolve() for path in inputs}
     folders = {path.resolve() for path in inputs if path.is_dir()}
-    problems = [_output_problem(path, files, folders, suffixes) for path in outputs]
+    problems = [_output_problem(path, files, folders, suffixes, option) for path in outputs]
     if any(problems):
         raise UsageError(problem for problem in problems if problem is not None)
 
 
-def _output_problem(path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str]) -> Problem | None:
+def _output_problem(
+    path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
+) -> Problem | None:
     if path.is_dir():
-        return Problem("-o names a folder", str(path), "name a file in it")
+        return Problem(f"{option} names a folder", str(path), "name a file in it")
     if path.suffix.lower() not in suffixes:
-        what = f"-o can't tell a format from the extension {path.suffix!r}"
+        what = f"{option} can't tell a format from the extension {path.suffix!r}"
         return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
-        return Problem("-o names a folder that isn't there", str(path), f"create {path.parent} first")
+        return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
     place = path.resolve()
     if place in files:
-        return Problem("-o would overwrite what is being read", str(path), "choose another name")
+        return Problem(f"{option} would overwrite what is being read", str(path), "choose another name")
     if path.suffix.lower() == ".parquet" and folders.intersection(place.parents):
-        return Problem("-o would become part of the log being read", str(path), "choose another folder")
+        return Problem(f"{option} would become part of the log being read", str(path), "choose another folder")
     return None
 
 
@@ -104,24 +113,37 @@ def _render(result: Result, name: str, by_task: bool) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, then rename: readers see all of it or nothing.
+    """Write a file as a whole; see `written`.
 
     Raises:
         UsageError: the file can't be written.
     """
-    temporary: str | None = None
+    with written(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write to, renamed at the end: readers see all of it or nothing.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    temporary: Path | None = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise UsageError(
             Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
         ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
 import polars as pl
 
-from tokenaudit.metrics import ROW_METRICS, Metric, Total, Unit
+from tokenaudit.metrics import Metric, Total, Unit
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 
 _STEP, _TAIL = "step", "tail"
@@ -28,12 +29,12 @@ def rows_frame(result: Result, *, by_task: bool = False) -> pl.DataFrame:
     for label, row in labelled:
         head = {"row": label, TRAIN_STEP: row.get(TRAIN_STEP)}
         if not by_task:
-            records.append(head | _values(row, row))
+            records.append(head | _values(result.metrics, row, row))
             continue
         for task, part in row[TASKS].items():
             ids = {name: row.get(name, {}).get(task, []) for name in (TAKEN_IDS, EXPIRED_IDS)} if with_ids else {}
-            records.append(head | {"task": task} | _values(part, row) | ids)
-    return pl.DataFrame(records, schema=_schema(by_task, with_ids), orient="row")
+            records.append(head | {"task": task} | _values(result.metrics, part, row) | ids)
+    return pl.DataFrame(records, schema=_schema(result.metrics, by_task, with_ids), orient="row")
 
 
 def csv_text(frame: pl.DataFrame) -> str:
@@ -50,17 +51,17 @@ def parquet_bytes(frame: pl.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _values(part: RowData, row: RowData) -> dict[str, Any]:
-    """Values by metric; what belongs to the step as a whole comes from the row."""
-    return {metric.name: (row if metric.total is Total.STATE else part).get(metric.name) for metric in ROW_METRICS}
+def _values(metrics: Sequence[Metric], part: RowData, row: RowData) -> dict[str, Any]:
+    """Values by metric; what is the same for the step and all its tasks comes from the row."""
+    return {metric.name: (row if metric.total is Total.STATE else part).get(metric.name) for metric in metrics}
 
 
-def _schema(by_task: bool, with_ids: bool) -> dict[str, Any]:
+def _schema(metrics: Sequence[Metric], by_task: bool, with_ids: bool) -> dict[str, Any]:
     head: dict[str, Any] = {"row": pl.String, TRAIN_STEP: pl.Int64}
     if by_task:
         head["task"] = pl.String
     ids = dict.fromkeys((TAKEN_IDS, EXPIRED_IDS), pl.List(pl.Int64)) if with_ids else {}
-    return head | {metric.name: _dtype(metric) for metric in ROW_METRICS} | ids
+    return head | {metric.name: _dtype(metric) for metric in metrics} | ids
 
 
 def _dtype(metric: Metric) -> Any:

@@ -9,7 +9,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tokenaudit.render.summary import STEP_METRICS, ledger_lines, step_values, task_header, task_rows, title, verdict
+from tokenaudit.render.summary import (
+    ledger_lines,
+    simulation_lines,
+    step_metrics,
+    step_values,
+    task_header,
+    task_rows,
+    title,
+    verdict,
+)
 from tokenaudit.render.text import printable
 from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
 
@@ -46,8 +55,10 @@ def _cell(text: str) -> str:
 
 
 def _blocks(result: Result, by_task: bool) -> Iterator[str]:
-    yield f"## tokenaudit replay: {inline(title(result))}\n"
+    yield f"## {result.kind.replace('.', ' ')}: {inline(title(result))}\n"
     yield f"**{verdict(result)}**\n"
+    for line in simulation_lines(result):
+        yield f"{inline(line)}\n"
     for notice in result.warnings:
         yield f"- warning: {inline(notice.message)}" + (f" ({inline(notice.cost)})" if notice.cost else "")
     if result.warnings:
@@ -56,7 +67,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
     yield markdown_table(("where the tokens went", "tokens", "share"), [
         (name, f"{tokens:,}", share) for name, tokens, share in ledger_lines(result)
     ]) + "\n"  # fmt: skip
-    header = ["step", *(["task"] if by_task else []), *(metric.name for metric in STEP_METRICS)]
+    header = ["step", *(["task"] if by_task else []), *(metric.name for metric in step_metrics(result))]
     yield markdown_table(header, list(_rows(result, by_task)))
 
 
@@ -73,11 +84,11 @@ def _rows(result: Result, by_task: bool) -> Iterator[list[str]]:
     for label, row in labelled:
         if by_task:
             for task, part in row[TASKS].items():
-                yield [label, task, *_values(part, row)]
+                yield [label, task, *_values(result, part, row)]
         else:
-            yield [label, *_values(row, row)]
+            yield [label, *_values(result, row, row)]
 
 
-def _values(part: RowData, row: RowData) -> list[str]:
+def _values(result: Result, part: RowData, row: RowData) -> list[str]:
     values = step_values(part, row)
-    return [values.get(metric.name, "") for metric in STEP_METRICS]
+    return [values.get(metric.name, "") for metric in step_metrics(result)]

@@ -64,25 +64,54 @@ WIDTH_PRIORITY: tuple[str, ...] = (
 """The same, in the order in which a narrow terminal keeps them."""
 
 
+SIMULATED_STEP_METRICS: tuple[Metric, ...] = (
+    m.TAKEN_AT_US,
+    m.TRAINER_WAIT_US,
+    m.ROLLOUT_IDLE_US,
+    m.IN_FLIGHT_GROUPS,
+    m.ABORTED_GROUPS,
+    m.TAIL_BATCH_ROUNDS,
+    m.PRODUCER_PAUSED_US,
+    m.EXPIRED_BATCH,
+)
+"""What a table of simulated steps shows beyond that, behind it; a narrow terminal keeps them last, in this order."""
+
+
+def step_metrics(result: Result) -> tuple[Metric, ...]:
+    """The metrics a table of its steps shows."""
+    return STEP_METRICS if result.simulation is None else (*STEP_METRICS, *SIMULATED_STEP_METRICS)
+
+
+def step_columns(result: Result) -> tuple[str, ...]:
+    """Their names with the share of dropped tokens, in the order of the columns."""
+    return (*STEP_COLUMNS, *(metric.name for metric in step_metrics(result)[len(STEP_METRICS) :]))
+
+
+def width_priority(result: Result) -> tuple[str, ...]:
+    """The same, in the order in which a narrow terminal keeps them."""
+    return (*WIDTH_PRIORITY, *(metric.name for metric in step_metrics(result)[len(STEP_METRICS) :]))
+
+
 def step_values(part: RowData, row: RowData) -> dict[str, str]:
-    """Texts of `STEP_METRICS` by name; what a part lacks is left out.
+    """Texts of what a table of steps shows, by name; what a part lacks is left out.
 
     Args:
         part: a row, or the row of one of its tasks.
         row: the whole row, which tells what belongs to the step.
     """
-    sources = ((metric, row if metric.total is Total.STATE else part) for metric in STEP_METRICS)
+    metrics = (*STEP_METRICS, *SIMULATED_STEP_METRICS)
+    sources = ((metric, row if metric.total is Total.STATE else part) for metric in metrics)
     return {metric.name: value_text(metric, source[metric.name]) for metric, source in sources if metric.name in source}
 
 
 def title(result: Result) -> str:
-    """What was replayed, and under which config."""
+    """What was replayed or simulated, and under which config."""
     names = ", ".join(printable(entry.name) for entry in result.inputs)
     rows = sum(entry.rows for entry in result.inputs)
     parts = [
         names,
         count_text(rows, "row"),
-        f"{result.timeline} timeline",
+        result.timeline if result.simulation else f"{result.timeline} timeline",
         f"config: {printable(result.config_source)}",
     ]
     return " · ".join(parts)
@@ -155,6 +184,25 @@ def verdict(result: Result) -> str:
         share = share_text(coverage.counterfactual_tokens, coverage.counterfactual_of_tokens)
         parts.append(f"{share} of tokens rest on counterfactual rules")
     return " · ".join(parts)
+
+
+def simulation_lines(result: Result) -> list[str]:
+    """What a simulated run took, and why it ended early if it did; empty for a replay."""
+    if result.simulation is None:
+        return []
+    totals = result.totals
+    wall = _of(totals, m.WALL_TIME_US)
+    parts = [f"{wall / 1e6:,.1f} s simulated"]
+    if trained := _of(totals, m.TRAINED_TOKENS):
+        parts.append(f"{_of(totals, m.PRODUCED_TOKENS) / trained:.3f} tokens generated per trained token")
+    for name, part in (
+        ("trainer busy", m.TRAINER_BUSY_US),
+        ("trainer waiting", m.TRAINER_WAIT_US),
+        ("rollout busy", m.ROLLOUT_BUSY_US),
+        ("producer paused", m.PRODUCER_PAUSED_US),
+    ):
+        parts.append(f"{name} {share_text(_of(totals, part), wall)}")
+    return [" · ".join(parts), *(f"stuck: {printable(task.message)}" for task in result.simulation.stuck)]
 
 
 def _reasons(rows: list[RowData], expired: int) -> str:

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from textwrap import wrap
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tokenaudit import metrics as m
+from tokenaudit.render.console import drawn
 from tokenaudit.render.summary import (
     DROPPED_SHARE,
-    STEP_COLUMNS,
     STEP_METRICS,
     TASK_PRIORITY,
-    WIDTH_PRIORITY,
     dropped_shares,
     expired_by_step,
     ledger_lines,
     peak_step,
+    simulation_lines,
+    step_columns,
     step_values,
     task_header,
     task_rows,
     title,
     verdict,
+    width_priority,
 )
 from tokenaudit.render.text import count_text, printable, share_text, sparkline, value_text
 from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 
 SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""
-_UNLIMITED = 100_000
 _CHART_WIDTH = 60
 _STEP, _TASK = "step", "task"
 
@@ -68,24 +68,7 @@ class _Line(NamedTuple):
 
 def render_table(result: Result, options: TableOptions) -> str:
     """Draw a result; ends with a line feed."""
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        width=options.width or _UNLIMITED,
-        force_terminal=options.color,
-        color_system="standard" if options.color else None,
-        legacy_windows=False,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    for part in _parts(result, options):
-        console.print(part, overflow="ignore", no_wrap=True, crop=False)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))
-    return text if options.unicode else text.translate(_TO_ASCII)
-
-
-_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x"})
+    return drawn(_parts(result, options), width=options.width, color=options.color, unicode=options.unicode)
 
 
 def _parts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
@@ -101,6 +84,7 @@ def _parts(result: Result, options: TableOptions) -> Iterator[RenderableType]:
     yield from _group_lines(result)
     yield Text()
     yield Text(_wrapped(verdict(result), options), style="bold")
+    yield from (Text(_wrapped(line, options)) for line in simulation_lines(result))
 
 
 def _wrapped(text: str, options: TableOptions) -> str:
@@ -128,15 +112,16 @@ def _steps_table(result: Result, options: TableOptions) -> Iterator[RenderableTy
         half = SHOWN_ROWS // 2
         hidden = len(body) - 2 * half
         lines = body[:half] + [_Line("…", "", {})] + body[-half:] + [line for line in lines if line.is_total]
-    columns = {name: [line.cells.get(name, "") for line in lines] for name in STEP_COLUMNS}
+    names = step_columns(result)
+    columns = {name: [line.cells.get(name, "") for line in lines] for name in names}
     labels = {_STEP: [line.label for line in lines]} | (
         {_TASK: [line.task for line in lines]} if options.by_task else {}
     )
     loud = _loud_cells(result)
     urgent = [m.SHORTFALL_GROUPS.name] if loud[m.SHORTFALL_GROUPS.name] else []
-    priority = list(dict.fromkeys((*labels, *urgent, *WIDTH_PRIORITY)))
+    priority = list(dict.fromkeys((*labels, *urgent, *width_priority(result))))
     kept = _fitting(labels | columns, priority, options.width) - set(labels)
-    shown = [name for name in STEP_COLUMNS if name in kept]
+    shown = [name for name in names if name in kept]
     table = Table(box=_box(options), show_edge=False, pad_edge=False, header_style="bold")
     table.add_column(_STEP, justify="right", no_wrap=True)
     if options.by_task:
@@ -150,9 +135,12 @@ def _steps_table(result: Result, options: TableOptions) -> Iterator[RenderableTy
         table.add_row(Text(line.label), *task, *cells, style="bold" if line.is_total else None)
     yield table
     if hidden:
-        yield Text(f"{count_text(hidden, 'row')} not shown: --steps A..B selects some, a pipe shows all", style="dim")
-    if len(shown) < len(STEP_COLUMNS):
-        missing = count_text(len(STEP_COLUMNS) - len(shown), "more column")
+        selecting = "--steps" if result.simulation is None else "--show-steps"
+        yield Text(
+            f"{count_text(hidden, 'row')} not shown: {selecting} A..B selects some, a pipe shows all", style="dim"
+        )
+    if len(shown) < len(names):
+        missing = count_text(len(names) - len(shown), "more column")
         yield Text(f"{missing} in a wider terminal, in a pipe, or with --format csv", style="dim")
 
 

@@ -1,0 +1,174 @@
+"""`tokenaudit diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import (
+    Format,
+    IsolatedOption,
+    QuarantineOption,
+    QuietOption,
+    TimelineOption,
+    VerboseOption,
+)
+from tokenaudit.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenaudit.compare import Comparison, Side
+    from tokenaudit.figures import Figure
+
+SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
+"""Formats by file name extension."""
+
+
+def diff(
+    a: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="A", show_default=False, help="Config or saved result. Default with --log: the log's config."
+        ),
+    ] = None,
+    b: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="B", show_default=False, help="Config or saved result to compare with A. Default: A with --set-b."
+        ),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--log",
+            metavar="LOG",
+            show_default=False,
+            help="Log that configs are replayed on: a Parquet file, folder or quoted pattern; repeatable.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override a value of both configs; repeatable."
+        ),
+    ] = None,
+    set_b: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-b", metavar="KEY=VALUE", show_default=False, help="Override a value of B's config; repeatable."
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", show_default=False, help="Compare these metrics and rates only."),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Steps with the largest change to show.")] = 5,
+    groups: Annotated[bool, typer.Option("--groups", help="Also list the groups that changed fate.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 when anything differs: a setting, figure, step or group.")
+    ] = False,
+    allow_different_log: Annotated[
+        bool, typer.Option("--allow-different-log", help="Compare results of different logs.")
+    ] = False,
+    timeline: TimelineOption = None,
+    format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Also write a file: .json, .csv, .md or .txt; repeatable.",
+        ),
+    ] = None,
+    quarantine: QuarantineOption = False,
+    isolated: IsolatedOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."""
+    del quiet, verbose
+    from tokenaudit.cli.diff_sides import SideOptions, load_sides
+    from tokenaudit.cli.output import check_outputs, write_all
+    from tokenaudit.compare import compare
+
+    figures = _figures(metrics)
+    outputs = output or []
+    check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
+    sides = load_sides(SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated))
+    _check_logs(sides, allow_different_log=allow_different_log)
+    _show_warnings(sides)
+    comparison = compare(*sides, figures=figures, top=top, with_ids=groups)
+    show_all = figures is not None
+    contents = [
+        (path, _render(comparison, SUFFIXES[path.suffix.lower()], show_all).encode(errors="backslashreplace"))
+        for path in outputs
+    ]
+    write_all(_stdout_text(comparison, format_, show_all), contents)
+    if exit_code and comparison.differs:
+        raise typer.Exit(1)
+
+
+def _figures(names: str | None) -> list[Figure] | None:
+    if names is None:
+        return None
+    from tokenaudit.figures import figures_named
+
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if not listed:
+        raise UsageError(Problem("--metrics names none", None, "write --metrics dropped_tokens,trained_tokens"))
+    return figures_named(listed)
+
+
+def _check_logs(sides: Sequence[Side], *, allow_different_log: bool) -> None:
+    from tokenaudit.comparable import same_log
+
+    a, b = (side.result for side in sides)
+    if not allow_different_log and not same_log(a, b):
+        names = ", ".join(entry.name for result in (a, b) for entry in result.inputs)
+        hint = "--allow-different-log compares them all the same"
+        raise UsageError(Problem("A and B come from different logs", names, hint))
+
+
+def _show_warnings(sides: Sequence[Side]) -> None:
+    a, b = (side.result for side in sides)
+    for notice in dict.fromkeys((*a.warnings, *b.warnings)):
+        names = [name for name, result in (("A", a), ("B", b)) if notice in result.warnings]
+        streams.show_warning(f"{' and '.join(names)}: {notice.message}", notice.cost)
+    if a.definitions != b.definitions:
+        streams.show_warning("A and B were made with different metric definitions")
+    if a.kind != b.kind:
+        streams.show_warning(f"A is a {a.kind}, B a {b.kind}")
+
+
+def _stdout_text(comparison: Comparison, format_: Format, show_all: bool) -> str:
+    if format_ is not Format.TABLE:
+        return _render(comparison, format_.value, show_all)
+    from tokenaudit.render.diff_table import render_diff_table
+
+    return render_diff_table(
+        comparison, all_figures=show_all, color=streams.wants_color(), unicode=streams.is_unicode()
+    )
+
+
+def _render(comparison: Comparison, name: str, show_all: bool) -> str:
+    if name == "json":
+        from tokenaudit.render.diff_data import diff_json
+
+        return diff_json(comparison)
+    if name == "csv":
+        from tokenaudit.render.diff_data import diff_csv
+
+        return diff_csv(comparison)
+    if name == "markdown":
+        from tokenaudit.render.diff_markdown import render_diff_markdown
+
+        return render_diff_markdown(comparison, all_figures=show_all)
+    from tokenaudit.render.diff_table import render_diff_table
+
+    return render_diff_table(comparison, all_figures=show_all)

@@ -1,0 +1,156 @@
+"""`tokenaudit simulate`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import (
+    ConfigOption,
+    Format,
+    IsolatedOption,
+    QuarantineOption,
+    QuietOption,
+    SetOption,
+    TokenTimeOption,
+    VerboseOption,
+    step_range,
+)
+from tokenaudit.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from tokenaudit.result import Result
+
+CANNOT_GO_ON = 1
+"""Exit code of a run that ended before its last step."""
+
+
+def simulate(
+    workload: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="WORKLOAD|LOG...",
+            help="Parquet files, folders or quoted glob patterns that make up a workload, or a log to derive one from.",
+            show_default=False,
+        ),
+    ],
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Train steps to simulate. Default: timeline.steps, else the log's. To select rows: --show-steps.",
+        ),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Responses generated at once, first spawned first served. Default: any number.",
+        ),
+    ] = None,
+    token_time_us: TokenTimeOption = None,
+    by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
+    show_steps: Annotated[
+        str | None,
+        typer.Option(metavar="A..B", show_default=False, help="Show these steps only; totals stay those of the run."),
+    ] = None,
+    groups: Annotated[bool, typer.Option("--groups", help="Also give the ids of taken and expired groups.")] = False,
+    format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Also write a file: .parquet is the event log of the run, for replay; .json, .csv, .md and .txt are "
+            "the result; repeatable.",
+        ),
+    ] = None,
+    quarantine: QuarantineOption = False,
+    isolated: IsolatedOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Simulate a run that was never recorded: what the producer generates, what expires, what is trained, and when.
+
+    Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin.
+    """
+    del quiet, verbose
+    from tokenaudit.cli.output import check_outputs, emit, written
+    from tokenaudit.result import select_steps
+
+    selected = step_range("--show-steps", show_steps)
+    outputs = output or []
+    check_outputs(outputs, workload)
+    event_log = _event_log(outputs)
+    with written(event_log) if event_log else nullcontext() as event_log_file:
+        result = _simulated(
+            workload, config, set_ or [], steps, max_concurrency, token_time_us, quarantine, isolated, groups,
+            event_log_file,
+        )  # fmt: skip
+    for notice in result.warnings:
+        streams.show_warning(notice.message, notice.cost)
+    stuck = result.simulation.stuck if result.simulation else ()
+    if selected is not None:
+        result = select_steps(result, *selected)
+        if not result.steps and not stuck:
+            what = f"--show-steps {show_steps}: the run has no such step"
+            raise UsageError(Problem(what, None, "leave out --show-steps to see all"))
+    emit(result, format_, [path for path in outputs if path != event_log], by_task=by_task)
+    if stuck:
+        streams.show_problems(
+            Problem(f"the run can't go on: {task.message}", f"task {task.task}, step {task.train_step}", task.hint)
+            for task in stuck
+        )
+        raise typer.Exit(CANNOT_GO_ON)
+
+
+def _event_log(outputs: list[Path]) -> Path | None:
+    logs = [path for path in outputs if path.suffix.lower() == ".parquet"]
+    if len(logs) > 1:
+        where = ", ".join(map(str, logs))
+        raise UsageError(Problem("-o names more than one event log", where, "name one .parquet file"))
+    return logs[0] if logs else None
+
+
+def _simulated(
+    workload: list[Path],
+    config: Path | None,
+    overrides: list[str],
+    steps: int | None,
+    max_concurrency: int | None,
+    token_time_us: int | None,
+    quarantine: bool,
+    isolated: bool,
+    groups: bool,
+    event_log: Path | None,
+) -> Result:
+    from tokenaudit.simulating import simulate_workload
+
+    with streams.progress() as bar:
+        simulated = simulate_workload(
+            workload,
+            config_path=config,
+            overrides=overrides,
+            steps=steps,
+            max_concurrency=max_concurrency,
+            token_time_us=token_time_us,
+            quarantine=quarantine,
+            isolated=isolated,
+            with_groups=groups,
+            event_log=event_log,
+            on_progress=bar.update if bar else None,
+        )
+    settings = simulated.settings
+    if settings.file is not None and config is None:
+        streams.note(f"note: config from {settings.source}")
+    return simulated.result

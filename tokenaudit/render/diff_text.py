@@ -1,0 +1,159 @@
+"""What a comparison says in words and cells: shared by the table and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenaudit.compare import Comparison, Effect, FigureChange, SettingChange, Side
+from tokenaudit.config_faults import shown
+from tokenaudit.figures import Missing
+from tokenaudit.render.exact import change_text, number_text, relative_text
+from tokenaudit.render.text import NOTHING, count_text, printable, share_text
+
+CHANGE_HEADER = ("A", "B", "change", "relative", "effect")
+SETTING_HEADER = ("setting", "A", "B", "from")
+GROUP_HEADER = ("groups that changed fate", "groups", "tokens")
+
+_MOST_NAMES = 8
+
+
+def side_line(name: str, side: Side) -> str:
+    """What one side is."""
+    inputs = ", ".join(printable(entry.name) for entry in side.result.inputs)
+    steps = count_text(len(side.result.steps), "step")
+    selected = f" ({side.result.selection} only)" if side.result.selection else ""
+    return f"{name}: {printable(side.label)} · {inputs} · {steps}{selected} · {side.result.timeline} timeline"
+
+
+def setting_cells(change: SettingChange) -> tuple[str, str, str, str]:
+    """Key, both values, and where they come from."""
+    a, b = (NOTHING if value is None else printable(shown(value)) for value in (change.a, change.b))
+    origins = dict.fromkeys(printable(origin or NOTHING) for origin in (change.a_origin, change.b_origin))
+    return printable(change.key), a, b, " → ".join(origins)
+
+
+def change_cells(change: FigureChange) -> tuple[str, str, str, str, str]:
+    """Both values, the absolute and the relative change, and what it means."""
+    a, b = number_text(change.a, change.figure), number_text(change.b, change.figure)
+    if isinstance(change.a, Missing) or isinstance(change.b, Missing) or change.a is None or change.b is None:
+        return a, b, "0" if not change.differs else NOTHING, NOTHING, ""
+    moved = change_text(change.a, change.b, change.figure)
+    return a, b, moved, relative_text(change.a, change.b), str(change.effect)
+
+
+def shown_totals(comparison: Comparison, *, all_figures: bool) -> tuple[FigureChange, ...]:
+    """The totals to show: those that differ, or all."""
+    return tuple(change for change in comparison.totals if all_figures or change.differs)
+
+
+def same_line(comparison: Comparison, shown_changes: Sequence[FigureChange]) -> str:
+    """What the totals leave out."""
+    hidden = [change.figure.name for change in comparison.totals if change not in shown_changes]
+    return f"{count_text(len(hidden), 'metric')} the same: {_names(hidden)}" if hidden else ""
+
+
+def divergence_lines(comparison: Comparison) -> list[str]:
+    """Where the runs part, and why."""
+    divergence = comparison.divergence
+    if divergence is None:
+        return ["no step differs" if comparison.a.result.steps else "there is no step to compare"]
+    step = "after the last step" if divergence.train_step is None else f"at step {divergence.train_step}"
+    names = _names([figure.name for figure in divergence.figures])
+    lines = [f"first difference {step}" + (f": {names}" if names else "")]
+    lines += [printable(line) for line in divergence.why]
+    if not divergence.why:
+        lines.append("saved results don't tell why: compare configs with --log")
+    return lines
+
+
+def step_lines(comparison: Comparison) -> list[str]:
+    """Steps that only one side has."""
+    return [
+        f"{count_text(len(steps), 'step')} only in {name}: {_ranges(steps)}"
+        for name, steps in (("A", comparison.only_a), ("B", comparison.only_b))
+        if steps
+    ]
+
+
+def largest_rows(comparison: Comparison) -> list[tuple[str, FigureChange]]:
+    """Step and change, for the steps with the largest change."""
+    return [
+        (str(step.train_step), change)
+        for step in comparison.largest
+        for change in step.changes
+        if change.figure is comparison.ranked_by
+    ]
+
+
+def group_lines(comparison: Comparison) -> list[str]:
+    """How many groups changed fate, or why that can't be told."""
+    groups = comparison.groups
+    if groups is None:
+        return [f"fates of groups: not available; {comparison.groups_missing}"]
+    lines = [f"{groups.changed:,} of {count_text(groups.compared, 'group')} changed fate"]
+    return [*lines, groups.missing] if groups.missing else lines
+
+
+def id_lines(comparison: Comparison) -> list[str]:
+    """The groups of every change, where they were asked for."""
+    changes = comparison.groups.changes if comparison.groups else ()
+    return [
+        f"{change.change}, {printable(task)}: {' '.join(map(str, ids))}"
+        for change in changes
+        for task, ids in change.ids.items()
+    ]
+
+
+def group_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Change, groups and tokens."""
+    changes = comparison.groups.changes if comparison.groups else ()
+    return [
+        (change.change, f"{change.groups:,}", NOTHING if change.tokens is None else f"{change.tokens:,}")
+        for change in changes
+    ]
+
+
+def counterfactual_line(comparison: Comparison) -> str:
+    """How much of the figures rests on rules for puts that went another way in the log."""
+    shares = []
+    for name, side in (("B", comparison.b), ("A", comparison.a)):
+        coverage = side.result.coverage
+        whole = coverage.counterfactual_of_tokens
+        share = share_text(coverage.counterfactual_tokens, whole) if whole else "none"
+        shares.append(f"{share} of {name}'s tokens")
+    return f"{', '.join(shares)} rest on counterfactual rules"
+
+
+def verdict(comparison: Comparison) -> str:
+    """What the comparison comes to, in a line."""
+    effects = [change.effect for change in comparison.totals if change.differs]
+    if not comparison.differs:
+        return "nothing differs"
+    parts = [f"{effects.count(effect)} {effect}" for effect in (Effect.WORSE, Effect.BETTER) if effects.count(effect)]
+    neutral = effects.count(Effect.NONE)
+    if neutral:
+        parts.append(f"{neutral} neither")
+    figures = f"{count_text(len(effects), 'metric')} of the totals {'differs' if len(effects) == 1 else 'differ'}"
+    return " · ".join(
+        (
+            figures + (f" ({', '.join(parts)})" if parts else ""),
+            count_text(len(comparison.steps) + len(comparison.only_a) + len(comparison.only_b), "step"),
+            count_text(len(comparison.settings), "setting"),
+        )
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ranges(steps: Iterable[int]) -> str:
+    """Steps as ranges, such as 1..3, 7."""
+    ranges: list[list[int]] = []
+    for step in sorted(steps):
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    return _names([str(low) if low == high else f"{low}..{high}" for low, high in ranges])

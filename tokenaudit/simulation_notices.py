@@ -1,0 +1,86 @@
+"""What a person should know about a workload, a config and their combination before trusting a simulated result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenaudit.columns import Bools, Int64s
+from tokenaudit.config import Config
+from tokenaudit.config_warnings import config_warnings
+from tokenaudit.log import Log
+from tokenaudit.notices import override_notices
+from tokenaudit.result import Notice
+from tokenaudit.run_events import TimelineKind
+from tokenaudit.settings import Settings
+from tokenaudit.workload import TaskWorkload, Workload
+
+
+def simulation_notices(
+    workload: Workload, source: Log, settings: Settings, quarantined: tuple[int, int]
+) -> list[Notice]:
+    """Notices of a simulated run, in a fixed order.
+
+    Args:
+        workload: what is simulated.
+        source: the files behind it.
+        settings: the settings it is simulated under.
+        quarantined: groups left out because of structural faults, and new tokens in their puts.
+    """
+    config = settings.config
+    tasks = list(workload.tasks)
+    warnings = config_warnings(config, None, tasks)
+    return [
+        *(Notice(warning.code, warning.message, warning.cost) for warning in warnings),
+        *_resync_notices(config),
+        *(Notice("log-note", note) for note in source.notes),
+        *_workload_notices(workload, quarantined),
+        *_group_size_notices(config, workload),
+        *override_notices(config, tasks, TimelineKind.SIMULATED, settings.origins),
+    ]
+
+
+def _resync_notices(config: Config) -> Iterator[Notice]:
+    if config.timeline.resync:
+        message = "timeline.resync is for replays of recorded logs, and off here"
+        yield Notice("resync-off", message, "A simulation syncs weights by itself.")
+
+
+def _workload_notices(workload: Workload, quarantined: tuple[int, int]) -> Iterator[Notice]:
+    groups, tokens = quarantined
+    if groups:
+        message = f"{groups} groups with {tokens} new tokens are left out because of structural faults"
+        yield Notice("quarantined", message)
+    if workload.truncated_responses:
+        message = f"{workload.truncated_responses} of {workload.responses} responses were never completed in the log"
+        cost = "They are simulated as long as they were seen, which is shorter than they would have been."
+        yield Notice("truncated-responses", message, cost)
+    if workload.unscored_rewards:
+        message = f"{workload.unscored_rewards} rewards are not finite numbers and count as unscored"
+        yield Notice("unscored-rewards", message)
+
+
+def _group_size_notices(config: Config, workload: Workload) -> Iterator[Notice]:
+    """Groups that don't have as many rollouts as the config says; segments of one rollout count once."""
+    for name, task in workload.tasks.items():
+        size = config.task_policy(name).group_size
+        if size is None:
+            continue
+        other = int((_rollouts(task) != size).sum())
+        if other:
+            message = f"task {name}: {other} of {task.prompts} groups don't have {size} responses (group_size)"
+            yield Notice("group-size-differs", message)
+
+
+def _rollouts(task: TaskWorkload) -> Int64s:
+    """Rollouts of every group."""
+    before = np.concatenate([[0], np.cumsum(_begins_rollout(task.responses.rollout_id))])
+    return np.diff(before[task.first_response])
+
+
+def _begins_rollout(rollout_id: Int64s) -> Bools:
+    """Whether a response is the first of its rollout."""
+    begins = np.zeros(len(rollout_id), dtype=np.bool_)
+    begins[np.unique(rollout_id, return_index=True)[1]] = True
+    return begins

@@ -1,0 +1,202 @@
+"""Derive a workload from a recorded log: what its responses came to, and how long their tokens took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from tokenaudit import columns as col
+from tokenaudit.columns import Int64s
+from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
+from tokenaudit.errors import LogError, Problem
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log import Log, LogBatch, read_batches
+from tokenaudit.recorded import RecordedPuts
+from tokenaudit.rows import kind_code
+from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.semantic_masks import SemanticMasks, joined, masks_of
+from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
+
+_PUT = KIND_CODE[EventKind.PUT]
+_NOT_TIMED = -(2**63)
+_NO_GROUP = -(2**63)
+_LONGEST_US = 2**53
+
+
+def workload_from_log(
+    log: Log, digest: Digest, token_time_us: int | None = None, on_progress: Callable[[int], None] | None = None
+) -> Workload:
+    """Derive a workload.
+
+    Groups stand in the order of their first put. A response has the longest length seen; mask, reward and marks are
+    those of its last put, and tokens behind that mask are in the loss. Its token time is the time of all its rounds
+    by its new tokens in them; where a response has none, that of its task, else of the log.
+
+    Args:
+        log: the log.
+        digest: its digest.
+        token_time_us: time per token of every response, microseconds; None: told from `generate_time_us`.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: the log has no generation times and no `token_time_us` is given, or ids that can't be recycled.
+    """
+    if len(digest.responses.tokens) == 0:
+        raise LogError(Problem("the log has no put to derive a workload from", log.name, "record at least one put"))
+    puts = _Puts(digest)
+    last_put = puts.last_of_response
+    times, masks = _generate_times_and_masks(log, digest, last_put, on_progress)
+    responses = digest.responses
+    tokens = np.zeros(len(last_put), dtype=np.int64)
+    np.maximum.at(tokens, puts.response, responses.tokens)
+    is_whole = np.zeros(len(last_put), dtype=np.bool_)
+    whole = (STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.FILTERED])
+    is_whole[puts.response[np.isin(responses.status, whole)]] = True
+    task = puts.task[last_put]
+    if token_time_us is None:
+        token_times = _token_times(log, puts, times, task)
+    else:
+        token_times = np.full(len(last_put), token_time_us, dtype=np.int64)
+    columns = ResponseColumns(
+        group_id=puts.group_id[puts.first_of_response],
+        rollout_id=responses.rollout_id[last_put],
+        response_len=tokens,
+        token_time_us=token_times,
+        agentic=responses.agentic[last_put],
+        reward=responses.reward[last_put],
+        failed=responses.status[last_put] == STATUS_CODE[Status.FAILED],
+        filtered=responses.status[last_put] == STATUS_CODE[Status.FILTERED],
+    )
+    _check_ids(log, columns)
+    order = np.argsort(puts.first_of_response)
+    return Workload(
+        name=log.name,
+        rows=digest.rows,
+        tasks=grouped_by_task(task[order], list(digest.tasks), columns.take(order), masks.take(order)),
+        truncated_responses=int((~is_whole).sum()),
+        unscored_rewards=digest.unscored_rewards,
+    )
+
+
+class _Puts:
+    """Rows of puts, tied to the responses that they are rounds of.
+
+    Attributes:
+        task: index of the task of each row.
+        group_id: group of each row.
+        response: index of the response of each row; any order.
+        first_of_response: first row of each response.
+        last_of_response: last row of each response.
+        new_tokens: tokens that each row adds.
+    """
+
+    def __init__(self, digest: Digest) -> None:
+        events, responses = digest.events, digest.responses
+        counts = np.diff(events.first_response)
+        self.task = np.repeat(events.task, counts)
+        self.group_id = np.repeat(events.group_id, counts)
+        keys = np.stack([self.task, responses.rollout_id, responses.segment])
+        order = np.lexsort(keys[::-1])
+        is_new = np.ones(len(order), dtype=np.bool_)
+        is_new[1:] = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
+        self.response = np.empty(len(order), dtype=np.int64)
+        self.response[order] = np.cumsum(is_new) - 1
+        starts = np.flatnonzero(is_new)
+        self.first_of_response = order[starts]
+        self.last_of_response = order[np.append(starts[1:], len(order)) - 1]
+        self.new_tokens = responses.tokens - _prior_lens(digest)
+
+
+def _prior_lens(digest: Digest) -> Int64s:
+    prior = digest.responses.prior_len.copy()
+    unknown = np.flatnonzero(prior == PRIOR_UNKNOWN)
+    if len(unknown):
+        recorded = RecordedPuts(digest, 1, resync=False)
+        prior[unknown] = [recorded.told_prior_len(row) for row in unknown.tolist()]
+    return prior
+
+
+def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s) -> Int64s:
+    """Time per token of every response: of its own rounds, else of its task, else of the log."""
+    _check_times(log, times)
+    timed = times != _NOT_TIMED
+    spent = np.where(timed, times, 0).astype(np.float64)
+    made = np.where(timed, puts.new_tokens, 0)
+    if made.sum() == 0:
+        what = "no put tells how long its tokens took (generate_time_us), so there is no token time"
+        raise LogError(Problem(what, log.name, "give one with --token-time-us"))
+    count = len(task_of_response)
+    total_time = np.zeros(count, dtype=np.int64)
+    total_made = np.zeros(count, dtype=np.int64)
+    np.add.at(total_time, puts.response, np.where(timed, times, 0))
+    np.add.at(total_made, puts.response, made)
+    tasks = int(puts.task.max()) + 1
+    task_made = np.bincount(puts.task, weights=made, minlength=tasks)
+    task_time = np.bincount(puts.task, weights=spent, minlength=tasks)
+    of_log = spent.sum() // made.sum()
+    of_task = np.where(task_made > 0, task_time // np.maximum(task_made, 1), of_log)
+    own = total_time // np.maximum(total_made, 1)
+    return np.maximum(np.where(total_made > 0, own, of_task[task_of_response].astype(np.int64)), 1)
+
+
+def _generate_times_and_masks(
+    log: Log, digest: Digest, last_put: Int64s, on_progress: Callable[[int], None] | None
+) -> tuple[Int64s, SemanticMasks]:
+    """The generation time of every put row (`_NOT_TIMED` where there is none), and each response's last mask.
+
+    The log is read a second time for what its digest doesn't keep.
+    """
+    response_at = np.full(len(digest.responses.tokens), -1, dtype=np.int64)
+    response_at[last_put] = np.arange(len(last_put))
+    times: list[Int64s] = []
+    masks: list[SemanticMasks] = []
+    order: list[Int64s] = []
+    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask")
+    done = 0
+    for batch in read_batches(log, names, on_progress):
+        kept = _kept_puts(batch, digest)
+        times.append(col.integers(batch.columns.get("generate_time_us"), batch.rows, fill=_NOT_TIMED)[kept])
+        response = response_at[done : done + len(kept)]
+        done += len(kept)
+        is_last = response >= 0
+        masks.append(_masks_at(batch, kept[is_last]))
+        order.append(response[is_last])
+    return np.concatenate(times), joined(masks).take(np.argsort(np.concatenate(order)))
+
+
+def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
+    """Rows of the puts that are in the digest, which lacks the groups that were quarantined."""
+    rows = np.flatnonzero(col.text_codes(batch.columns.get("event"), batch.rows, kind_code) == _PUT)
+    if not digest.quarantined_groups:
+        return rows
+    events = digest.events
+    kept = set(zip(events.task.tolist(), events.group_id.tolist(), strict=True))
+    codes = {name: code for code, name in enumerate(digest.tasks)}
+    task = col.text_codes(
+        batch.columns.get("task_name"), batch.rows, lambda text: codes.get(DEFAULT_TASK if text is None else text, -1)
+    )
+    group_id = col.integers(batch.columns.get("group_id"), batch.rows, fill=_NO_GROUP)
+    pairs = zip(task[rows].tolist(), group_id[rows].tolist(), strict=True)
+    return rows[np.fromiter((pair in kept for pair in pairs), dtype=np.bool_, count=len(rows))]
+
+
+def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
+    column = batch.columns.get("response_mask")
+    return masks_of(col.lists(None if column is None else column.take(pa.array(rows)), len(rows)))
+
+
+def _check_times(log: Log, times: Int64s) -> None:
+    wrong = (times != _NOT_TIMED) & ((times < 0) | (times > _LONGEST_US))
+    if wrong.any():
+        what = f"generate_time_us is negative or above {_LONGEST_US} in {int(wrong.sum())} puts, such as"
+        hint = "microseconds are meant; or give --token-time-us"
+        raise LogError(Problem(f"{what} {int(times[wrong][0])}", log.name, hint))
+
+
+def _check_ids(log: Log, responses: ResponseColumns) -> None:
+    for name, ids in (("group_id", responses.group_id), ("rollout_id", responses.rollout_id)):
+        if ids.min() < 0:
+            hint = "a workload has ids of 0 or more, so that further passes over it can count on from them"
+            raise LogError(Problem(f"{name} {int(ids.min())} is negative", log.name, hint))
