@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
              put(2, 1, tokens=3, train_step=5, prior_len=2, model_step=4, response_model_steps=[4, 4, 4])),
         pair(put(1, 1, tokens=2, train_step=4, status="aborted", response_model_steps=[3, 3]),
              put(2, 1, tokens=3, train_step=5, prior_len=2, model_step=4, response_model_steps=[3, 3, 4])),
-        "version 3 at put 1, 4 now, though prior_len says that the tokens are the same",
+        "version 3 at put 1, 4 now, though the tokens are the same",
         subject="task default, group 1, rollout 1, put 2, tokens 0 to 1",
     ),
     "sync-interval-mismatch": Case(

@@ -63,6 +63,17 @@ def test_versions_of_another_unit_are_one_finding_and_not_thousands(tmp_path: Pa
     assert findings_of(report, "version-from-future") == []
 
 
+@pytest.mark.parametrize(("ids", "found"), [([10, 11, 12], True), ([10, 9, 12], False)])
+def test_without_prior_len_the_ids_tell_which_tokens_are_the_same(ids: list[int], found: bool, tmp_path: Path):
+    rows = [
+        put(7, 1, tokens=2, train_step=4, prior_len=None, response_ids=[10, 11], response_model_steps=[3, 3]),
+        put(19, 1, tokens=3, train_step=5, prior_len=None, response_ids=ids, response_model_steps=[4, 4, 4]),
+    ]
+    report = audited(tmp_path / "log", rows)
+    expected = ["version 3 at put 1, 4 now, though the tokens are the same"]
+    assert messages(report, "version-restamped") == (expected if found else [])
+
+
 def test_a_counter_of_samples_is_a_version_from_the_future(tmp_path: Path):
     report = audited(tmp_path / "log", [of_versions([210, 210], 5)])
     assert messages(report, "version-from-future") == ["version 210 at step 5: the newest possible is 4"]

@@ -123,10 +123,6 @@ class Findings:
         """What a rule has found so far."""
         return self.tallies.setdefault(rule.code, Tally())
 
-    def has_room(self, rule: Rule) -> bool:
-        """Whether the next finding of a rule would be kept."""
-        return len(self.tally(rule).kept) < MOST_KEPT
-
     def add(self, rule: Rule, subject: Subject, message: str, severity: Severity | None = None) -> None:
         """Add one finding."""
         level = severity or rule.severity
@@ -139,11 +135,6 @@ class Findings:
         """Count findings that are beyond what is kept."""
         if count:
             self.tally(rule).counts[severity or rule.severity] += count
-
-
-def identities(findings: Iterable[Finding]) -> Counter[str]:
-    """How often each identity occurs: two equal findings are two."""
-    return Counter(finding.identity for finding in findings)
 
 
 def marked_new(findings: Iterable[Finding], known: Mapping[str, int]) -> list[Finding]:

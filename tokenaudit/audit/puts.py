@@ -11,6 +11,7 @@ from tokenaudit.digest import KIND_CODE, STATUSES, Digest
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.runs import MISSING_VERSION
 from tokenaudit.schema import EventKind
+from tokenaudit.token_ids import SAME
 
 NO_LIMIT = 2**62
 """Token limit where there is no token rule."""
@@ -37,6 +38,14 @@ class PutRuns:
         self.recorded_pools = _recorded_pools(table)
         self._response: Int64s = np.full(table.rows, -1, dtype=np.int64)
         self._response[self.rows] = np.arange(len(self.rows))
+
+    def kept(self) -> Int64s:
+        """Leading tokens of each row that are those of its put before: as recorded, else as the token ids tell."""
+        table = self._table
+        same_ids = np.zeros(table.rows, dtype=np.bool_)
+        same_ids[self.rows] = self._digest.responses.continues_ids == SAME
+        told = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
+        return np.where(table.present("prior_len"), table["prior_len"], told)
 
     def response(self, row: int) -> int:
         """Index of a row's response in the digest; -1 where its group was left out."""

@@ -76,7 +76,7 @@ VERSION_RULES = (
          "New tokens carry a later version than the engine had when the round began, though nothing cut it off.",
          "Read the version when the request starts, not when its answer arrives.", ("start_model_step",)),
     Rule("V009", "version-restamped", _E, "Tokens kept from an earlier put changed their version.",
-         "Stamp only the new tokens of a put.", ("prior_len", Fact.READABLE)),
+         "Stamp only the new tokens of a put.", ("prior_len|response_ids", Fact.READABLE)),
     Rule("V010", "sync-interval-mismatch", _E, "Recorded versions change in larger steps than the config says.",
          "Set timeline.sync_weights_interval to what the run did.", (Fact.CONFIG,)),
 )  # fmt: skip

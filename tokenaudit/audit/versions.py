@@ -189,7 +189,7 @@ def _restamped(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     for row, before, first, tokens, old, new in _changed_runs(case):
         put = table.put_number[before]
-        message = f"version {old} at put {put}, {new} now, though prior_len says that the tokens are the same"
+        message = f"version {old} at put {put}, {new} now, though the tokens are the same"
         findings.add(rule, table.subject(row, first_token=first, tokens=tokens), message)
     add_checked(rule, findings, int((table.previous >= 0).sum()), "puts of a response seen before")
 
@@ -197,7 +197,7 @@ def _restamped(case: Case, rule: Rule, findings: Findings) -> None:
 def _changed_runs(case: Case) -> Iterator[tuple[int, int, int, int, int, int]]:
     """(row, row before, first token, tokens, version before, version now) of kept tokens whose version changed."""
     table, puts = case.table, case.readable
-    prior, tokens = table["prior_len"], table["tokens"]
+    prior, tokens = puts.kept(), table["tokens"]
     rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0))
     rows = rows[~puts.begins_with(rows, table.previous[rows])]
     for row in rows.tolist():
