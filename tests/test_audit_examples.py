@@ -201,3 +201,9 @@ def test_a_run_that_counts_time_in_the_queue_too_little(tmp_path: Path):
     rows += [refresh(50, 8), sync(51, 8, 8)]
     report = audited(tmp_path / "log", rows, policy(2))
     assert messages(report, "aged-in-queue") == ["41 groups became too old after the put; median wait 3 steps"]
+
+
+def test_a_log_whose_groups_are_all_faulty_is_audited(tmp_path: Path):
+    rows = [put(1, 1, prior_len=9), put(2, 1, prior_len=9, response_mask=[1] * 4)]
+    report = audited(tmp_path / "log", rows)
+    assert len(messages(report, "prior-len-too-long")) == 2

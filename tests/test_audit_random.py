@@ -20,7 +20,7 @@ from tokenaudit.errors import LogError
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
 
-SLOW = settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 def audited(rows: list[Row], overrides: tuple[str, ...] = (), **options: Any) -> AuditReport:
@@ -61,7 +61,7 @@ def test_spelling_and_cutting_a_log_changes_no_finding(rows: list[Row], spelling
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damage_is_found(damage: str, data: st.DataObject):
     fits, values = DAMAGES[damage]

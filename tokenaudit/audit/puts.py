@@ -36,6 +36,8 @@ class PutRuns:
         self._config = config
         self.rows = _kept_rows(table, digest)
         self.recorded_pools = _recorded_pools(table)
+        # Where every group is left out, rows still need a first and a last run to look at.
+        self._first_run = np.append(digest.responses.first_run, digest.responses.first_run[-1])
         self._response: Int64s = np.full(table.rows, -1, dtype=np.int64)
         self._response[self.rows] = np.arange(len(self.rows))
 
@@ -84,7 +86,7 @@ class PutRuns:
     def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
         """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""
         owner, run = self._runs_of(earlier)
-        runs, first_run = self._digest.runs, self._digest.responses.first_run
+        runs, first_run = self._digest.runs, self._first_run
         own, other = self._response[rows], self._response[earlier]
         known = (own >= 0) & (other >= 0)
         position = run - first_run[np.maximum(other, 0)][owner]
@@ -103,7 +105,7 @@ class PutRuns:
     def _runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """The runs of several rows: which of the rows each belongs to, and its index in the digest."""
         response = self._response[rows]
-        first_run = self._digest.responses.first_run
+        first_run = self._first_run
         first = first_run[np.maximum(response, 0)]
         counts = np.where(response >= 0, first_run[np.maximum(response, 0) + 1] - first, 0)
         owner = np.repeat(np.arange(len(rows)), counts)
