@@ -4,6 +4,8 @@ import json
 import random
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 from tokenaudit.digest import Digest
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
-from tokenaudit.schema import COLUMNS, ColumnType
+from tokenaudit.schema import COLUMNS, RUN_FIELDS, ColumnType
 
 Row = dict[str, Any]
 
@@ -33,7 +35,7 @@ TEXTS = {
     "large_string": pa.large_string(),
     "dictionary": pa.dictionary(pa.int32(), pa.string()),
 }
-LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps")
+LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", "response_version_runs")
 LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
 
 
@@ -93,21 +95,40 @@ def numbered(rows: Iterable[Row]) -> list[Row]:
 
 
 def respelled(row: Row, versions: str) -> Row:
-    """The row with `complete` versions, or with those of `model_step` at the end left out (`stamped`).
+    """The row with its versions told otherwise, and everything else as it was.
 
-    A missing prior_len is told from the number of recorded versions, so such rows stay as they are; so do rows
-    without model_step, which a stamped row needs.
+    Args:
+        row: any row.
+        versions: "complete": one per token; "stamped": those of `model_step` at the end are left out; "runs":
+            version runs in place of versions and mask; "split runs": those, one per token.
+
+    Where versions are missing, and prior_len with them, their number tells what came before: such a row stays as it
+    is. So does a row without model_step that would need one.
     """
     stamp, recorded = row.get("model_step"), list(row.get("response_model_steps") or [])
-    if row.get("event", "put") not in ("put", None) or stamp is None or row.get("prior_len") is None:
+    if row.get("event", "put") not in ("put", None):
         return row
     tokens = row.get("response_len")
     if tokens is None:
         tokens = len(recorded if row.get("response_ids") is None else row["response_ids"])
+    as_runs = versions in ("runs", "split runs")
+    if (stamp is None or row.get("prior_len") is None) and not (as_runs and len(recorded) == tokens):
+        return row
     recorded += [stamp] * (tokens - len(recorded))
-    if versions == "stamped":
-        while recorded and recorded[-1] == stamp:
-            recorded.pop()
+    if as_runs:
+        mask = [1] * tokens if row.get("response_mask") is None else row["response_mask"]
+        runs = [[version, 1, int(bool(entry))] for version, entry in zip(recorded, mask, strict=True)]
+        if versions == "runs":
+            runs = [
+                [version, len(run), sum(trainable for _, _, trainable in run)]
+                for version, group in groupby(runs, key=itemgetter(0))
+                for run in [list(group)]
+            ]
+        told = [dict(zip(RUN_FIELDS, run, strict=True)) for run in runs]
+        without = {"response_model_steps": None, "response_mask": None}
+        return row | without | {"response_len": tokens, "response_version_runs": told}
+    while versions == "stamped" and recorded and recorded[-1] == stamp:
+        recorded.pop()
     return row | {"response_len": tokens, "response_model_steps": recorded}
 
 
@@ -135,7 +156,7 @@ def write_log(
     Args:
         path: the file; the folder if there are several files.
         rows: one dict per row; keys that no row has can be left out.
-        versions: "as given", "complete" or "stamped", see `respelled`.
+        versions: "as given", or as `respelled` takes it.
         integers: type of integer columns and elements, or several to take in turn; int64 where one is too small.
         list_type: "list" or "large_list".
         text: a key of `TEXTS`.
@@ -216,6 +237,11 @@ def _arrow(
         return pa.array(values, pa.float64())
     if kind is ColumnType.INTEGER:
         return pa.array(values, _fitting(integer, (value for value in values if value is not None)))
+    list_of = pa.large_list if list_type == "large_list" else pa.list_
+    if kind is ColumnType.RUN_LIST:
+        numbers = [number for runs in values if runs for run in runs if run for number in run.values()]
+        field_type = _fitting(integer, [number for number in numbers if number is not None])
+        return pa.array(values, list_of(pa.struct([(name, field_type) for name in RUN_FIELDS])))
     assert kind in LIST_TYPES
     elements = [element for value in values if value for element in value if element is not None]
     element_type = pa.float32() if kind is ColumnType.REAL_LIST else _fitting(integer, elements)
@@ -223,7 +249,7 @@ def _arrow(
         element_type = _fitting(pa.int8(), elements) if mask == "int8" else pa.bool_()
         if mask == "bool":
             values = [None if value is None else [_as_bool(entry) for entry in value] for value in values]
-    return pa.array(values, (pa.large_list if list_type == "large_list" else pa.list_)(element_type))
+    return pa.array(values, list_of(element_type))
 
 
 def _as_bool(entry: int | None) -> bool | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tokenaudit.audit.catalogue import RULES
+from tokenaudit.audit.rules import Fact
 from tokenaudit.cli.diff_sides import SideOptions, load_sides
 from tokenaudit.compare import compare
 from tokenaudit.gate import judge
@@ -45,6 +47,17 @@ def column_table() -> str:
     return "\n".join(lines)
 
 
+def rule_table() -> str:
+    lines = ["| code | rule | severity | meaning | needs |", "| --- | --- | --- | --- | --- |"]
+    for rule in RULES:
+        needs = ", ".join(
+            need.replace("|", " or ") if need in set(Fact) else f"`{need.replace('|', '` or `')}`"
+            for need in map(str, rule.needs)
+        )
+        lines.append(f"| {rule.code} | `{rule.name}` | {rule.severity} | {rule.meaning} | {needs or 'nothing'} |")
+    return "\n".join(lines)
+
+
 def _output(config: str | None, steps: tuple[int, int] | None) -> str:
     path = ROOT / config if config else None
     result = replay_log(ROOT / "sample_data" / "rollouts.parquet", config_path=path, isolated=True).result
@@ -73,6 +86,7 @@ def generated_parts() -> dict[str, str]:
         "metrics": metric_table(),
         "rates": rate_table(),
         "columns": column_table(),
+        "audit-rules": rule_table(),
     }
 
 

@@ -267,7 +267,7 @@ def spellings() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {},
         optional={
-            "versions": st.sampled_from(("complete", "stamped")),
+            "versions": st.sampled_from(("complete", "stamped", "runs", "split runs")),
             "integers": st.lists(st.sampled_from(INTEGER_TYPES), min_size=1, max_size=3),
             "list_type": st.sampled_from(("list", "large_list")),
             "text": st.sampled_from(tuple(TEXTS)),

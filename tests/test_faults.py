@@ -26,8 +26,16 @@ from tokenaudit.ledger import Ledger, count
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks
+from tokenaudit.schema import VERSION_RUNS
 
 TOO_LARGE = 2**31
+RUNS = VERSION_RUNS
+LOG_KINDS = set(FaultKind) - {FaultKind.NO_TIME, FaultKind.TWO_GROUPS}
+"""Kinds of faults that a log can have; the others are those of workloads."""
+
+
+def run(model_step: int | None, tokens: int | None, trainable: int | None) -> Row:
+    return {"model_step": model_step, "tokens": tokens, "trainable": trainable}
 
 
 def problems_of(path: Path, **options: Any) -> tuple[Problem, ...]:
@@ -197,6 +205,51 @@ FAULTS: dict[str, tuple[FaultKind, str, int, str, list[Row], list[Row]]] = {
         FaultKind.MASK_LENGTH, "response_mask", 0, "3 mask entries for 2 tokens",
         [put(tokens=2, response_mask=[1, 0, 1])], [put(tokens=2, response_mask=None)],
     ),
+    "run without tokens": (
+        FaultKind.BAD_RUN, RUNS, 0, "a run of version 3 with 0 tokens, 0 trainable",
+        [put(tokens=1, **{RUNS: [run(2, 1, 1), run(3, 0, 0)]})], [put(tokens=1, **{RUNS: [run(2, 1, 1)]})],
+    ),
+    "run with more trainable than tokens": (
+        FaultKind.BAD_RUN, RUNS, 0, "a run of version 3 with 2 tokens, 3 trainable",
+        [put(tokens=2, **{RUNS: [run(3, 2, 3)]})], [put(tokens=2, **{RUNS: [run(3, 2, 2)]})],
+    ),
+    "run of a negative version": (
+        FaultKind.BAD_RUN, RUNS, 0, "a run of version -1 with 2 tokens, 0 trainable",
+        [put(tokens=2, **{RUNS: [run(-1, 2, 0)]})], [put(tokens=2, **{RUNS: [run(0, 2, 0)]})],
+    ),
+    "run without a version": (
+        FaultKind.TOO_FEW_VERSIONS, RUNS, 1, "a run without a version",
+        [put(1, **{RUNS: [run(0, 4, 4)]}), put(2, 2, **{RUNS: [run(0, 1, 1), run(None, 3, 1)]})],
+        [put(1, **{RUNS: [run(0, 4, 4)]}), put(2, 2, tokens=0, model_step=None, **{RUNS: []})],
+    ),
+    "runs too long": (
+        FaultKind.RUNS_LENGTH, RUNS, 0, "runs of 5 tokens for 4 tokens",
+        [put(tokens=4, **{RUNS: [run(0, 2, 2), run(1, 3, 0)]})],
+        [put(tokens=None, **{RUNS: [run(0, 2, 2), run(1, 3, 0)]})],
+    ),
+    "no runs for tokens": (
+        FaultKind.RUNS_LENGTH, RUNS, 0, "runs of 0 tokens for 4 tokens",
+        [put(1, **{RUNS: []}), put(2, 2, **{RUNS: [run(0, 4, 4)]})],
+        [put(1, **{RUNS: None}), put(2, 2, **{RUNS: [run(0, 4, 4)]})],
+    ),
+    "runs beside versions": (
+        FaultKind.RUNS_BESIDE_TOKENS, RUNS, 0, "runs beside response_model_steps or response_mask",
+        [put(tokens=1, response_model_steps=[0], **{RUNS: [run(0, 1, 1)]})],
+        [put(tokens=1, response_ids=[7], **{RUNS: [run(0, 1, 1)]})],
+    ),
+    "runs beside a mask": (
+        FaultKind.RUNS_BESIDE_TOKENS, RUNS, 0, "runs beside response_model_steps or response_mask",
+        [put(tokens=1, response_mask=[1], **{RUNS: [run(0, 1, 1)]})],
+        [put(1, tokens=1, response_mask=[1]), put(2, 2, tokens=1, **{RUNS: [run(0, 1, 1)]})],
+    ),
+    "null in the runs": (
+        FaultKind.NULL_ELEMENT, RUNS, 0, "response_version_runs holds a null",
+        [put(tokens=2, **{RUNS: [run(0, 2, 2), None]})], [put(tokens=2, **{RUNS: [run(0, 2, 2)]})],
+    ),
+    "null in a run": (
+        FaultKind.NULL_ELEMENT, RUNS, 0, "response_version_runs holds a null",
+        [put(tokens=2, **{RUNS: [run(0, 2, None)]})], [put(tokens=2, **{RUNS: [run(0, 2, 0)]})],
+    ),
     "null in the versions": (
         FaultKind.NULL_ELEMENT, "response_model_steps", 0, "response_model_steps holds a null",
         [put(tokens=2, response_model_steps=[0, None])], [put(tokens=2, response_model_steps=None)],
@@ -210,7 +263,7 @@ FAULTS: dict[str, tuple[FaultKind, str, int, str, list[Row], list[Row]]] = {
 
 
 def test_every_kind_of_fault_has_a_case():
-    assert {fault[0] for fault in FAULTS.values()} == set(FaultKind)
+    assert {fault[0] for fault in FAULTS.values()} == LOG_KINDS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -316,13 +369,16 @@ def test_all_kinds_of_faults_at_once(tmp_path):
         put(10, 12, model_step=None),
         put(11, 13, response_mask=[1]),
         put(12, 14, response_mask=[1, 1, 1, None]),
+        put(13, 15, tokens=1, **{RUNS: [run(0, 1, 2)]}),
+        put(14, 16, tokens=2, **{RUNS: [run(0, 1, 1)]}),
+        put(15, 17, tokens=1, response_mask=[1], **{RUNS: [run(0, 1, 1)]}),
     ]  # fmt: skip
     path = written(tmp_path, rows)
     *shown, closing = problems_of(path)
     rows_told = [int(problem.where.split("row ")[1].split(",")[0]) for problem in shown]
-    assert rows_told == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    assert closing.what == "13 structural faults: " + ", ".join(f"{kind.value} (1)" for kind in sorted(FaultKind))
-    assert closing.hint == "mend the log, or --quarantine to leave out the 14 groups with such rows"
+    assert rows_told == [0, 1, 2, *range(4, 17)]
+    assert closing.what == "16 structural faults: " + ", ".join(f"{kind.value} (1)" for kind in sorted(LOG_KINDS))
+    assert closing.hint == "mend the log, or --quarantine to leave out the 17 groups with such rows"
 
 
 # ---- quarantine

@@ -1,7 +1,8 @@
 """Replay recorded rollout logs and account for every token under a staleness policy.
 
-In a notebook: `replay_log` and `simulate_workload` make a result, `rows_frame` a polars table of its steps. They load
-what they need when they are first used, so that importing this package costs nothing.
+In a notebook: `replay_log` and `simulate_workload` make a result, `rows_frame` a polars table of its steps, `audit_log`
+a report of what is wrong with a log. They load what they need when they are first used, so that importing this package
+costs nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tokenaudit.audit.run import audit_log
     from tokenaudit.record import Recorder
     from tokenaudit.render.frames import rows_frame
     from tokenaudit.session import replay_log
     from tokenaudit.simulating import simulate_workload
 
 __version__ = "0.1.0"
-__all__ = ["Recorder", "__version__", "replay_log", "rows_frame", "simulate_workload"]
+__all__ = ["Recorder", "__version__", "audit_log", "replay_log", "rows_frame", "simulate_workload"]
 
 _HOMES = {
+    "audit_log": "tokenaudit.audit.run",
     "Recorder": "tokenaudit.record",
     "replay_log": "tokenaudit.session",
     "rows_frame": "tokenaudit.render.frames",

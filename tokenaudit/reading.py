@@ -23,8 +23,8 @@ from tokenaudit.digest import (
 )
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.faults import Faults
-from tokenaudit.log import Log
-from tokenaudit.rows import CheckedRows, Columns, RowChecker, kind_code
+from tokenaudit.log import Log, LogBatch
+from tokenaudit.rows import CheckedRows, Columns, PreparedRows, RowChecker, kind_code
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.token_ids import UNKNOWN
 
@@ -58,6 +58,8 @@ def read_digest(
     *,
     quarantine: bool = False,
     allow_missing_versions: bool = False,
+    also: Sequence[str] = (),
+    on_batch: Callable[[LogBatch], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Digest:
     """Read a log once and reduce it.
@@ -67,6 +69,8 @@ def read_digest(
         quarantine: drop the groups that hold structural faults instead of refusing the log.
         allow_missing_versions: accept tokens without a version whose put has no `model_step`; their runs have
             the version `runs.MISSING_VERSION`.
+        also: columns to read besides those that the digest needs.
+        on_batch: called with every batch, also behind the first fault; by several threads, in any order.
         on_progress: called with the number of rows read so far.
 
     Raises:
@@ -76,12 +80,19 @@ def read_digest(
     names = [column.name for column in COLUMNS if column.replayed]
     if not compare_ids:
         names.remove("response_ids")
+    names += [name for name in also if name not in names]
     checker = RowChecker(allow_missing_versions=allow_missing_versions, compare_ids=compare_ids)
     gathered = _Gathered(quarantine)
+
+    def prepare(batch: LogBatch) -> PreparedRows:
+        if on_batch is not None and batch.rows:
+            on_batch(batch)
+        return checker.prepare(batch)
+
     prepared = map_batches(
         log,
         names,
-        checker.prepare,
+        prepare,
         rows_of=lambda rows: len(rows.faults.is_faulty),
         weigh=lambda rows: rows.nbytes,
         limit=_AHEAD_BYTES,

@@ -51,6 +51,7 @@ def replay(
     config: Config,
     timeline: TimelineKind | None = None,
     on_progress: Callable[[int], None] | None = None,
+    on_log_event: Callable[[int], None] | None = None,
 ) -> Iterator[RunEvent]:
     """Replay a log under a config.
 
@@ -59,6 +60,7 @@ def replay(
         config: the config to replay it under.
         timeline: where refreshes and takes come from; None: the log if it has them.
         on_progress: called now and then with the number of log events done.
+        on_log_event: called with the index of every log event that is followed, before what it causes.
 
     Yields:
         What happens, in order; `run_events.RunEnded` last.
@@ -67,10 +69,14 @@ def replay(
         UsageError, ConfigError: before the first event, if this log can't be replayed this way.
     """
     kind = timeline_of(digest, timeline)
-    run = _Replay(digest, config, run_tasks(digest, config))
+    run = _Replay(digest, config, run_tasks(digest, config), on_log_event or _ignore)
     if kind is TimelineKind.RECORDED:
         return run.recorded(on_progress)
     return run.simulated(task_sizes(config, run.tasks), _steps(digest, config), on_progress)
+
+
+def _ignore(_: int) -> None:
+    """Nobody wants to know."""
 
 
 def last_step(digest: Digest) -> int:
@@ -103,8 +109,9 @@ class _OpenStep:
 class _Replay:
     """One replay; its state is the buffer, what is in flight, and what was ever taken."""
 
-    def __init__(self, digest: Digest, config: Config, tasks: list[str]) -> None:
+    def __init__(self, digest: Digest, config: Config, tasks: list[str], on_log_event: Callable[[int], None]) -> None:
         self.tasks = tasks
+        self._on_log_event = on_log_event
         self._digest = digest
         self._config = config
         timeline = config.timeline
@@ -135,12 +142,14 @@ class _Replay:
             if step is not None and (kind is not EventKind.TAKE or train_step != step.train_step):
                 closed = self._closed(step)
                 if disaggregated and kind is EventKind.REFRESH and train_step == step.train_step + 1:
+                    self._on_log_event(index)
                     yield from self._buffer.refresh_staleness(train_step)
                     yield closed
                     step = None
                     continue
                 yield closed
                 step = None
+            self._on_log_event(index)
             if kind is EventKind.PUT:
                 yield from self._put(index, self._digest.tasks[task_code], group_id, train_step)
             elif kind is EventKind.SAMPLE:
@@ -175,6 +184,7 @@ class _Replay:
             yield from self._buffer.refresh_staleness(train_step)
             for index in puts[bounds[train_step - 1] : bounds[train_step]].tolist():
                 task = self._digest.tasks[int(events.task[index])]
+                self._on_log_event(index)
                 yield from self._put(index, task, int(events.group_id[index]), train_step)
                 done += 1
                 if on_progress is not None and done % _PROGRESS_EVERY == 0:

@@ -82,6 +82,7 @@ _STEPS = (EventKind.PUT, EventKind.REFRESH, EventKind.TAKE, EventKind.SYNC)
 
 _PUT_SYNC = (EventKind.PUT, EventKind.SYNC)
 _PUT_SAMPLE = (EventKind.PUT, EventKind.SAMPLE)
+_PUT_TAKE = (EventKind.PUT, EventKind.TAKE)
 
 
 def _read(name: str, column_type: ColumnType, events: tuple[EventKind, ...], meaning: str) -> Column:
@@ -113,7 +114,8 @@ COLUMNS: tuple[Column, ...] = (
         "rollout_id",
         ColumnType.INTEGER,
         _PUT,
-        "the response, unique inside the task; several rows of one rollout in one put are its segments",
+        "the response, unique inside the task; several rows of one rollout in one put are its segments; "
+        "a take may have a row for each response it took",
     ),
     _required(
         "status",
@@ -164,11 +166,19 @@ COLUMNS: tuple[Column, ...] = (
     _read("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task"),
     Column("logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the rollout weights"),
     Column("train_logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the trained weights"),
+    Column(
+        "trained_mask",
+        ColumnType.MASK_LIST,
+        _PUT_TAKE,
+        "mask the trainer used, non-zero = in the loss; on the put, or on a `take` row with `rollout_id`",
+    ),
     Column("prompt_len", ColumnType.INTEGER, _PUT, "tokens of the prompt"),
     Column("finish_reason", ColumnType.TEXT, _PUT, "why generation ended"),
     Column("experts_len", ColumnType.INTEGER, _PUT, "tokens with recorded expert routing"),
     Column("tool_turns", ColumnType.INTEGER, _PUT, "tool calls made"),
     Column("seq_staleness", ColumnType.INTEGER, _PUT, "staleness as the run itself computed it"),
+    Column("start_model_step", ColumnType.INTEGER, _PUT, "version in the engine when this round began"),
+    Column("loss_tokens", ColumnType.INTEGER, (EventKind.TAKE,), "tokens that the trainer divided the loss by"),
     Column("generate_time_us", ColumnType.INTEGER, _PUT, "duration of this round, microseconds"),
     Column("time_us", ColumnType.INTEGER, _ALL, "time since the run began, microseconds"),
 )

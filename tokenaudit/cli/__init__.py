@@ -14,8 +14,10 @@ import typer
 
 from tokenaudit import __version__
 from tokenaudit.cli import streams
+from tokenaudit.cli.audit import audit
 from tokenaudit.cli.compact import compact
 from tokenaudit.cli.diff import diff
+from tokenaudit.cli.explain import explain
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.import_ import import_
 from tokenaudit.cli.inspect import inspect
@@ -43,6 +45,8 @@ app = typer.Typer(
 app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s policy.max_staleness=2 -o result.json")(
     replay
 )
+app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
+app.command(epilog="Example: tokenaudit explain rollouts.parquet --group math/12 -c async.toml")(explain)
 app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml -s policy.tail_batch_trigger_size=0")(
     simulate
 )

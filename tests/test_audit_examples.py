@@ -1,0 +1,209 @@
+"""Worked examples with their numbers, beyond the smallest case of every rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_cases import audited, findings_of
+from builders import put, refresh, sample, sync, take
+
+from tokenaudit.audit.report import AuditReport
+from tokenaudit.audit.rules import Severity
+from tokenaudit.session import replay_log
+
+STEPS = tuple[str, ...]
+
+
+def of_versions(versions: list[int], step: int, **others: Any) -> dict[str, Any]:
+    return put(1, 3, 12, tokens=len(versions), train_step=step, response_model_steps=versions, **others)
+
+
+def messages(report: AuditReport, name: str) -> list[str]:
+    return [finding.message for finding in findings_of(report, name)]
+
+
+def policy(staleness: int, tokens: int | None = None, interval: int = 1, trigger: int = -1) -> STEPS:
+    values = [f"policy.max_staleness={staleness}", f"timeline.sync_weights_interval={interval}"]
+    values += [f"policy.tail_batch_trigger_size={trigger}", "timeline.train_batch_size=1"]
+    return (*values, *([] if tokens is None else [f"policy.max_token_staleness={tokens}"]))
+
+
+def test_a_recorded_take_of_an_old_response_is_found_though_replay_expires_it(tmp_path: Path):
+    rows = [of_versions([3, 3, 4, 4], 5), take(2, 5, rollout_id=12)]
+    report = audited(tmp_path / "log", rows, policy(0))
+    assert messages(report, "stale-group-taken") == [
+        "taken at step 5 with staleness 1, limit 1; 0 of it came from waiting"
+    ]
+
+
+@pytest.mark.parametrize(("step", "stale"), [(5, 0), (8, 0), (9, 1)])
+def test_version_4_under_a_sync_every_4_steps_is_stale_from_step_9_on(step: int, stale: int, tmp_path: Path):
+    rows = [of_versions([4, 4], step, trained_mask=[1, 1]), take(2, step)]
+    report = audited(tmp_path / "log", rows, policy(9, tokens=0, interval=4))
+    # A response whose every token is stale expires at the put, so it is never taken.
+    assert report.count(Severity.ERROR) == 0
+    assert len(messages(report, "silent-discard")) == stale
+
+
+def test_the_interval_decides_which_tokens_are_masked(tmp_path: Path):
+    rows = [of_versions([0, 4, 4], 6, trained_mask=[0, 1, 1]), take(2, 6)]
+    right = audited(tmp_path / "a", rows, policy(3, tokens=0, interval=4))
+    assert right.count(Severity.ERROR) == 0
+    kept = [rows[0] | {"trained_mask": [1, 1, 1]}, rows[1]]
+    wrong = audited(tmp_path / "b", kept, policy(3, tokens=0, interval=4))
+    assert messages(wrong, "stale-token-trained") == ["1 token of staleness 5 trained at step 6, token limit 4"]
+
+
+def test_versions_of_another_unit_are_one_finding_and_not_thousands(tmp_path: Path):
+    rows = [put(n, n, train_step=21, tokens=2, response_model_steps=[512 * (9 + n)] * 2) for n in range(50)]
+    report = audited(tmp_path / "log", rows)
+    assert len(findings_of(report, "version-unit-suspect")) == 1
+    assert findings_of(report, "version-from-future") == []
+
+
+@pytest.mark.parametrize(("ids", "found"), [([10, 11, 12], True), ([10, 9, 12], False)])
+def test_without_prior_len_the_ids_tell_which_tokens_are_the_same(ids: list[int], found: bool, tmp_path: Path):
+    rows = [
+        put(7, 1, tokens=2, train_step=4, prior_len=None, response_ids=[10, 11], response_model_steps=[3, 3]),
+        put(19, 1, tokens=3, train_step=5, prior_len=None, response_ids=ids, response_model_steps=[4, 4, 4]),
+    ]
+    report = audited(tmp_path / "log", rows)
+    expected = ["version 3 at put 1, 4 now, though the tokens are the same"]
+    assert messages(report, "version-restamped") == (expected if found else [])
+
+
+def test_a_counter_of_samples_is_a_version_from_the_future(tmp_path: Path):
+    report = audited(tmp_path / "log", [of_versions([210, 210], 5)])
+    assert messages(report, "version-from-future") == ["version 210 at step 5: the newest possible is 4"]
+
+
+def test_a_placeholder_on_masked_tokens_is_a_warning(tmp_path: Path):
+    report = audited(tmp_path / "log", [of_versions([6, 6, -1, -1, 7], 8, response_mask=[1, 1, 0, 0, 1])])
+    (finding,) = findings_of(report, "version-placeholder")
+    assert finding.severity is Severity.WARNING
+    nulls = audited(tmp_path / "nulls", [of_versions([6, None, 7], 8)])  # type: ignore[list-item]
+    assert messages(nulls, "version-placeholder") == ["response_model_steps holds a null"]
+
+
+@pytest.mark.parametrize("versions", [None, [], [38, 38]])
+def test_missing_versions_are_found_however_they_are_missing(versions: list[int] | None, tmp_path: Path):
+    row = put(1, 3, 12, train_step=40, tokens=3, model_step=None, response_model_steps=versions)
+    report = audited(tmp_path / "log", [row])
+    missing = 3 - len(versions or [])
+    assert messages(report, "version-missing")[0].startswith(f"{missing} of 3 tokens carry no version")
+    assert findings_of(audited(tmp_path / "stamped", [row | {"model_step": 39}]), "version-missing") == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "name"), [(None, None), ([], "mask-length-mismatch"), ([None, 1, 1], "mask-not-binary")]
+)
+def test_no_mask_an_empty_one_and_one_with_nulls_are_told_apart(mask: list | None, name: str | None, tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3, 12, tokens=3, response_mask=mask)])
+    assert [f.name for f in report.findings if f.severity is Severity.ERROR] == ([name] if name else [])
+    empty = audited(tmp_path / "empty", [put(1, 3, 12, tokens=0, response_mask=[])])
+    assert empty.count(Severity.ERROR) == 0
+
+
+@pytest.mark.parametrize(("experts", "hint"), [(11, True), (13, True), (8, None)])
+def test_routing_that_was_not_cut(experts: int, hint: bool | None, tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3, 12, tokens=5, prompt_len=4, experts_len=experts)])
+    assert bool(messages(report, "side-length-mismatch")) is bool(hint)
+
+
+def test_odd_logprobs_of_masked_tokens_are_info(tmp_path: Path):
+    row = put(1, 3, 12, tokens=3, logprobs=[-0.3, float("-inf"), -9999.0], response_mask=[1, 0, 0])
+    (finding,) = findings_of(audited(tmp_path / "log", [row]), "logprob-not-finite")
+    assert (finding.severity, finding.message) == (
+        Severity.INFO, "logprobs holds 1 inf, 1 sentinel; 0 of these tokens trainable",
+    )  # fmt: skip
+
+
+def test_a_mask_that_ages_between_put_and_take_leaves_a_step_with_nothing_to_train(tmp_path: Path):
+    rows = [of_versions([4, 4, 5, 5], 6), take(2, 7)]
+    report = audited(tmp_path / "log", rows, policy(3, tokens=0))
+    assert messages(report, "step-without-trainable-tokens") == ["0 of 4 tokens trainable (4 of them stale)"]
+    refreshed = audited(tmp_path / "refreshed", [rows[0], refresh(2, 7), take(3, 7)], policy(3, tokens=0))
+    assert messages(refreshed, "step-without-trainable-tokens") == []
+
+
+def test_an_agentic_mate_spares_the_group(tmp_path: Path):
+    group = [
+        put(1, 3, 30, tokens=2, train_step=6, response_model_steps=[3, 3], agentic=True),
+        put(1, 3, 31, tokens=2, train_step=6, response_model_steps=[3, 5]),
+    ]
+    report = audited(tmp_path / "log", [*group, take(2, 6)], policy(3, tokens=0))
+    assert messages(report, "agentic-exempt-stale")[0].startswith("3 tokens beyond the token limit 1")
+
+
+def test_a_fully_masked_response_adds_nothing_to_the_denominator(tmp_path: Path):
+    group = [put(1, 3, 30, tokens=4), put(1, 3, 31, tokens=4, response_mask=[0] * 4)]
+    report = audited(tmp_path / "log", [*group, take(2, 1, loss_tokens=5)], policy(9))
+    assert messages(report, "denominator-mismatch") == ["divided by 5, trainable tokens 4: loss scaled by 0.80"]
+
+
+def test_a_group_taken_with_a_filtered_member_is_an_error(tmp_path: Path):
+    rows = [put(1, 9, 90, status="filtered", reward=0.0), *(put(1, 9, 90 + n, reward=0.95) for n in range(1, 8))]
+    takes = [take(2, 6, rollout_id=90 + n) for n in range(1, 8)]
+    (finding,) = findings_of(audited(tmp_path / "log", [*rows, *takes]), "group-filter-split")
+    assert finding.severity is Severity.ERROR
+    assert finding.message == "1 of 8 members filtered; the rest has zero spread; the group was taken"
+
+
+def test_a_failed_response_that_was_trained_is_an_error(tmp_path: Path):
+    rows = [put(1, 3, 12, status="failed", reward=0.0), take(2, 6, rollout_id=12)]
+    assert messages(audited(tmp_path / "log", rows), "unfinished-row-trained") == ["failed response taken at step 6"]
+
+
+def test_a_response_taken_without_a_put_is_an_error(tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3, 12), take(2, 6, rollout_id=13)])
+    assert messages(report, "unfinished-row-trained") == ["taken at step 6, but never put before"]
+
+
+def test_a_batch_that_never_fills_names_who_is_missing(tmp_path: Path):
+    rows = [put(n, n, train_step=18, model_step=17) for n in range(128)]
+    rows.append(take(200, 18, 128))
+    rows += [put(300 + n, 300 + n, train_step=19, model_step=18) for n in range(125)]
+    rows += [put(500 + n, n, train_step=19, model_step=18, status="aborted") for n in (9001, 9004, 9017)]
+    rows = sorted(rows, key=lambda row: row["event_id"])
+    config = ("timeline.steps=30", "timeline.train_batch_size=128", "policy.max_staleness=3")
+    assert messages(audited(tmp_path / "log", rows, config), "batch-never-filled") == [
+        "the run stops after step 18 of 30 with 125 of 128 completed groups; 3 groups without a final put: "
+        "9001, 9004, 9017"
+    ]
+
+
+def test_a_restart_that_trains_again_what_was_trained(tmp_path: Path):
+    rows = [
+        put(1, 3, 55, train_step=30), take(2, 30, rollout_id=55), refresh(3, 31), refresh(4, 30),
+        take(5, 31, rollout_id=55),
+    ]  # fmt: skip
+    report = audited(tmp_path / "log", rows)
+    assert messages(report, "run-restart") == ["train_step falls from 31 to 30"]
+    assert messages(report, "duplicate-consumption") == ["trained at steps 30 and 31"]
+
+
+def test_partial_rollouts_are_produced_once(tmp_path: Path):
+    rows = [
+        put(1, 8, tokens=100, status="aborted"),
+        sample(2, 8),
+        put(3, 8, tokens=160, prior_len=100, train_step=2, model_step=1, response_model_steps=[0] * 100),
+        take(4, 2),
+    ]
+    report = audited(tmp_path / "log", rows, policy(3))
+    assert messages(report, "produced-token-double-count") == []
+    assert replay_log(tmp_path / "log", overrides=policy(3), isolated=True).result.totals["produced_tokens"] == 160
+
+
+def test_a_run_that_counts_time_in_the_queue_too_little(tmp_path: Path):
+    rows = [put(n, n, train_step=5, model_step=4) for n in range(41)]
+    rows += [refresh(50, 8), sync(51, 8, 8)]
+    report = audited(tmp_path / "log", rows, policy(2))
+    assert messages(report, "aged-in-queue") == ["41 groups became too old after the put; median wait 3 steps"]
+
+
+def test_a_log_whose_groups_are_all_faulty_is_audited(tmp_path: Path):
+    rows = [put(1, 1, prior_len=9), put(2, 1, prior_len=9, response_mask=[1] * 4)]
+    report = audited(tmp_path / "log", rows)
+    assert len(messages(report, "prior-len-too-long")) == 2

@@ -1,0 +1,1 @@
+"""What is wrong with a recorded log: rules, the facts they are checked on, and findings."""

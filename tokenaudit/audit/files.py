@@ -1,0 +1,203 @@
+"""The files of an audited log: those that can be read, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.audit.rules import Severity
+from tokenaudit.batches import read_batches
+from tokenaudit.columns import is_accepted
+from tokenaudit.errors import LogError, Problem
+from tokenaudit.log import Log, LogFile, log_files, open_log
+from tokenaudit.schema import COLUMN_BY_NAME
+
+LARGE_ROW_GROUP_BYTES = 2**30
+"""Uncompressed size of a row group that is told."""
+LARGE_LIST_ELEMENTS = 2**31 - 1
+"""Elements that 32-bit offsets can count."""
+
+_VERSIONS = "response_model_steps"
+
+
+@dataclass(frozen=True, slots=True)
+class FileNote:
+    """What a rule says about a file.
+
+    Attributes:
+        rule: name of the rule.
+        file: the file's name without folders.
+        message: what is the case.
+        severity: how bad it is; None: as bad as the rule says.
+    """
+
+    rule: str
+    file: str
+    message: str
+    severity: Severity | None = None
+
+
+@dataclass(slots=True)
+class FileFacts:
+    """The files of a log.
+
+    Attributes:
+        log: the part that can be read; None if there is none.
+        named: files that the arguments name.
+        notes: what is wrong with them.
+    """
+
+    log: Log | None
+    named: int
+    notes: list[FileNote] = field(default_factory=list)
+
+    @property
+    def audited(self) -> int:
+        """Files that could be read."""
+        return len(self.log.files) if self.log else 0
+
+    @property
+    def readable(self) -> Log:
+        """The part of the log that can be read, for what runs only where there is one."""
+        assert self.log is not None
+        return self.log
+
+
+def open_for_audit(paths: Sequence[Path]) -> FileFacts:
+    """Open what can be opened of a log.
+
+    Raises:
+        LogError: a path names no file at all.
+    """
+    files = log_files(paths)
+    try:
+        log = open_log(paths)
+    except LogError:
+        if any(not log_files([path]) for path in paths):
+            raise
+        facts = _opened_one_by_one(files)
+    else:
+        facts = FileFacts(log, len(files))
+    if facts.log is not None:
+        facts.log = replace(facts.log, name=", ".join(path.name or str(path) for path in paths))
+        facts.notes += [*_drift(facts.log.files), *_large_parts(facts.log.files)]
+    return facts
+
+
+def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
+    notes: list[FileNote] = []
+    good: list[Path] = []
+    for path in files:
+        try:
+            open_log([path])
+        except LogError as error:
+            notes += [_refused(path, problem) for problem in error.problems]
+        else:
+            good.append(path)
+    return FileFacts(open_log(good) if good else None, len(files), notes)
+
+
+def _refused(path: Path, problem: Problem) -> FileNote:
+    """Why a file can't be part of a log, as the rule that says so."""
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as parquet:
+            schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+    except (pa.ArrowException, OSError):
+        return FileNote("input-truncated-file", path.name, problem.what)
+    if rows == 0 and not problem.what.startswith("column"):
+        return FileNote("input-schema-drift", path.name, "the file has no row", Severity.WARNING)
+    if _VERSIONS in schema.names and f"'{_VERSIONS}'" in problem.what:
+        arrow_type = schema.field(_VERSIONS).type
+        if not is_accepted(COLUMN_BY_NAME[_VERSIONS].type, arrow_type):
+            return FileNote("version-not-integer", path.name, f"{_VERSIONS} is {arrow_type}, not a list of integers")
+    return FileNote("input-schema-drift", path.name, problem.what, Severity.ERROR)
+
+
+def _drift(files: Sequence[LogFile]) -> Iterator[FileNote]:
+    """Columns and types in which a file differs from the first one."""
+    if len(files) < 2:
+        return
+    first = pq.read_schema(files[0].path)
+    for file in files[1:]:
+        schema = pq.read_schema(file.path)
+        names = [name for name in COLUMN_BY_NAME if name in schema.names or name in first.names]
+        for name in names:
+            if name not in schema.names or name not in first.names:
+                what = "is missing" if name in first.names else "is new"
+            elif schema.field(name).type != first.field(name).type:
+                what = f"is {schema.field(name).type}, and {first.field(name).type} in the first file"
+            else:
+                continue
+            yield FileNote("input-schema-drift", file.path.name, f"column {name!r} {what}", Severity.WARNING)
+
+
+def _large_parts(files: Sequence[LogFile]) -> Iterator[FileNote]:
+    for file in files:
+        metadata = pq.read_metadata(file.path)
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            elements = max((group.column(position).num_values for position in range(group.num_columns)), default=0)
+            yield from large_notes(file.path.name, index, group.num_rows, group.total_byte_size, elements)
+
+
+def large_notes(file: str, row_group: int, rows: int, total_bytes: int, elements: int) -> Iterator[FileNote]:
+    """What to say about the size of a row group.
+
+    Args:
+        file: name of its file.
+        row_group: its index.
+        rows: its rows.
+        total_bytes: its size without compression.
+        elements: elements of its largest column.
+    """
+    if elements > LARGE_LIST_ELEMENTS:
+        yield FileNote("input-large-lists", file, f"row group {row_group} holds {elements:,} list elements")
+    if total_bytes > LARGE_ROW_GROUP_BYTES:
+        size = f"{rows:,} rows, {total_bytes / 2**30:.1f} GiB"
+        yield FileNote("input-row-group-large", file, f"row group {row_group} holds {size} uncompressed")
+
+
+def without_damage(facts: FileFacts, columns: Sequence[str]) -> FileFacts:
+    """The same log without files, or optional columns of files, that can't be decoded.
+
+    Args:
+        facts: the files; reading them has failed.
+        columns: the columns that are read.
+    """
+    notes = list(facts.notes)
+    kept: list[LogFile] = []
+    for file in facts.readable.files:
+        broken = {name: fault for name in columns if name in file.columns and (fault := _fault(facts, file, name))}
+        needed = [name for name in broken if COLUMN_BY_NAME[name].replayed]
+        if needed:
+            notes.append(FileNote("input-truncated-file", file.path.name, broken[needed[0]]))
+            continue
+        notes += [
+            FileNote("input-unreadable-column", file.path.name, f"column {name!r}: {fault}")
+            for name, fault in broken.items()
+        ]
+        kept.append(file._replace(columns=tuple(name for name in file.columns if name not in broken)))
+    if not kept:
+        return FileFacts(None, facts.named, notes)
+    present = {name for file in kept for name in file.columns}
+    log = replace(
+        facts.readable,
+        files=tuple(kept),
+        rows=sum(file.rows for file in kept),
+        columns=tuple(name for name in facts.readable.columns if name in present),
+    )
+    return FileFacts(log, facts.named, notes)
+
+
+def _fault(facts: FileFacts, file: LogFile, column: str) -> str | None:
+    """Why a column of a file can't be decoded; None if it can."""
+    try:
+        for _ in read_batches(replace(facts.readable, files=(file,), rows=file.rows), [column]):
+            pass
+    except LogError as error:
+        return error.problems[0].what
+    return None

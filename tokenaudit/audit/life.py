@@ -1,0 +1,207 @@
+"""The recorded run beside the replay of its own config: what the checks of groups, lifecycle and totals look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenaudit.audit.puts import PutRuns
+from tokenaudit.columns import Int64s
+from tokenaudit.config import Config
+from tokenaudit.digest import KIND_CODE, Digest
+from tokenaudit.ledger import Ledger, count
+from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupSampled, GroupTaken
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.replay import replay, run_tasks, timeline_of
+from tokenaudit.run_events import PutSkipped, RunEvent, StepClosed, TimelineKind
+from tokenaudit.schema import EventKind
+
+Key = tuple[str, int]
+"""(task name, group id)"""
+
+NEVER = -1
+"""Step of a row that was never taken."""
+
+_SAMPLE = KIND_CODE[EventKind.SAMPLE]
+
+
+class Taken(NamedTuple):
+    """A group that replay took; `put` is the log event of its last put, `age` its largest staleness."""
+
+    event: GroupTaken
+    put: int
+    age: int
+
+
+class Expired(NamedTuple):
+    """A group that expired in the replay; `put` is the log event of its last put, `waited` the steps since."""
+
+    event: GroupExpired
+    put: int
+    waited: int
+
+
+class Continued(NamedTuple):
+    """A sample event of the log, and the pool in which replay held the group then; None: not held."""
+
+    log_event: int
+    task: str
+    group_id: int
+    recorded: Status
+    replayed: Status | None
+    was_discarded: bool
+
+
+class PutAgain(NamedTuple):
+    """A put of a group that replay had taken before."""
+
+    log_event: int
+    task: str
+    group_id: int
+    taken_at: int
+
+
+@dataclass(slots=True)
+class Life:
+    """A replayed log.
+
+    Attributes:
+        config: what it was replayed under.
+        timeline: where refreshes and takes came from.
+        digest: the log.
+        puts: the version runs of its rows.
+        ledger: the counted run.
+        taken: groups taken, in order.
+        expired: groups that became expired, in order.
+        rejected: puts by log event whose group was discarded because it failed or was filtered.
+        continued: sample events of the log.
+        put_again: puts of groups that had been taken.
+        steps: where step rows ended.
+        taken_step: step at which each response of the digest was taken; `NEVER` where it wasn't.
+    """
+
+    config: Config
+    timeline: TimelineKind
+    digest: Digest
+    puts: PutRuns
+    ledger: Ledger
+    taken: list[Taken]
+    expired: list[Expired]
+    rejected: dict[int, Status]
+    continued: list[Continued]
+    put_again: list[PutAgain]
+    steps: list[StepClosed]
+    taken_step: Int64s
+
+    def put_rows(self, put: int) -> np.ndarray[Any, Any]:
+        """Rows of the log that belong to a put, given its log event."""
+        first_response = self.digest.events.first_response
+        return self.puts.rows[int(first_response[put]) : int(first_response[put + 1])]
+
+
+def follow(digest: Digest, config: Config, puts: PutRuns) -> Life:
+    """Replay a log under its own config and note what became of every put.
+
+    Raises:
+        UsageError, ConfigError: this log can't be replayed under this config.
+    """
+    kind = timeline_of(digest)
+    follower = _Follower(digest, puts.recorded_pools)
+    events = replay(digest, config, kind, on_log_event=follower.at)
+    ledger = count(follower.watched(events), run_tasks(digest, config))
+    return Life(
+        config,
+        kind,
+        digest,
+        puts,
+        ledger,
+        follower.taken,
+        follower.expired,
+        follower.rejected,
+        follower.continued,
+        follower.put_again,
+        follower.steps,
+        follower.taken_step,
+    )
+
+
+class _Follower:
+    """Watches a replay; its state is what replay holds, as far as events tell."""
+
+    def __init__(self, digest: Digest, recorded_pools: Mapping[Key, Sequence[Status]]) -> None:
+        self.taken: list[Taken] = []
+        self.expired: list[Expired] = []
+        self.rejected: dict[int, Status] = {}
+        self.continued: list[Continued] = []
+        self.put_again: list[PutAgain] = []
+        self.steps: list[StepClosed] = []
+        self.taken_step: Int64s = np.full(len(digest.responses.tokens), NEVER, dtype=np.int64)
+        self._digest = digest
+        self._recorded_pools = {key: iter(pools) for key, pools in recorded_pools.items()}
+        self._log_event = -1
+        self._last_put: dict[Key, int] = {}
+        self._pool: dict[Key, Status] = {}
+        self._discarded: set[Key] = set()
+        self._taken_at: dict[Key, int] = {}
+
+    def at(self, log_event: int) -> None:
+        """The next log event is about to be followed."""
+        self._log_event = log_event
+        events = self._digest.events
+        if events.kind[log_event] == _SAMPLE:
+            key = (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event]))
+            pool = self._pool.get(key)
+            recorded = next(self._recorded_pools[key])
+            self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded))
+
+    def watched(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
+        """The same events, noted."""
+        for event in events:
+            self._note(event)
+            yield event
+
+    def _note(self, event: RunEvent) -> None:
+        if isinstance(event, StepClosed):
+            self.steps.append(event)
+        elif isinstance(event, GroupPut):
+            key = (event.task_name, event.group_id)
+            self._last_put[key] = self._log_event
+            self._pool[key] = event.status
+            self._discarded.discard(key)
+        elif isinstance(event, GroupRejected):
+            self._pool.pop((event.task_name, event.group_id), None)
+            self.rejected[self._log_event] = event.status
+        elif isinstance(event, GroupExpired):
+            self._note_expired(event)
+        elif isinstance(event, GroupTaken):
+            self._note_taken(event)
+        elif isinstance(event, GroupSampled):
+            self._pool.pop((event.task_name, event.group_id), None)
+        elif isinstance(event, PutSkipped):
+            key = (event.task_name, event.group_id)
+            if key in self._taken_at:
+                self.put_again.append(PutAgain(self._log_event, *key, self._taken_at[key]))
+
+    def _note_expired(self, event: GroupExpired) -> None:
+        key = (event.task_name, event.group_id)
+        put = self._last_put[key]
+        self.expired.append(Expired(event, put, event.train_step - int(self._digest.events.train_step[put])))
+        if event.fate is Fate.RESET:
+            self._pool[key] = Status.EXPIRED
+        else:
+            self._pool.pop(key, None)
+            self._discarded.add(key)
+
+    def _note_taken(self, event: GroupTaken) -> None:
+        key = (event.task_name, event.group_id)
+        put = self._last_put[key]
+        self._pool.pop(key, None)
+        self._taken_at[key] = event.train_step
+        first, last = self._digest.events.first_response[put : put + 2].tolist()
+        self.taken_step[first:last] = event.train_step
+        ages = [staleness(member.oldest, event.train_step) for member in event.responses if member.oldest is not None]
+        self.taken.append(Taken(event, put, max(ages, default=0)))

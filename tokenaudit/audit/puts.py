@@ -1,0 +1,143 @@
+"""The version runs of put rows: what a rule about rows asks of the digest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenaudit.audit.table import LogTable
+from tokenaudit.columns import Bools, Int64s
+from tokenaudit.config import Config
+from tokenaudit.digest import KIND_CODE, STATUSES, Digest
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.runs import MISSING_VERSION
+from tokenaudit.schema import EventKind
+from tokenaudit.token_ids import SAME
+
+NO_LIMIT = 2**62
+"""Token limit where there is no token rule."""
+
+
+class PutRuns:
+    """Ties the rows of a log to its digest, which leaves out groups with faulty rows.
+
+    Args:
+        table: the rows.
+        digest: the digest of the same log.
+        config: what tells the token limit; None: there is none.
+
+    Attributes:
+        rows: row of the log of each response of the digest, shape [R].
+        recorded_pools: the pools that the sample events of each group name, in order.
+    """
+
+    def __init__(self, table: LogTable, digest: Digest, config: Config | None) -> None:
+        self._table = table
+        self._digest = digest
+        self._config = config
+        self.rows = _kept_rows(table, digest)
+        self.recorded_pools = _recorded_pools(table)
+        # Where every group is left out, rows still need a first and a last run to look at.
+        self._first_run = np.append(digest.responses.first_run, digest.responses.first_run[-1])
+        self._response: Int64s = np.full(table.rows, -1, dtype=np.int64)
+        self._response[self.rows] = np.arange(len(self.rows))
+
+    def kept(self) -> Int64s:
+        """Leading tokens of each row that are those of its put before: as recorded, else as the token ids tell."""
+        table = self._table
+        same_ids = np.zeros(table.rows, dtype=np.bool_)
+        same_ids[self.rows] = self._digest.responses.continues_ids == SAME
+        told = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
+        return np.where(table.present("prior_len"), table["prior_len"], told)
+
+    def response(self, row: int) -> int:
+        """Index of a row's response in the digest; -1 where its group was left out."""
+        return int(self._response[row])
+
+    def runs(self, row: int) -> list[tuple[int, int]]:
+        """(version, tokens) of a put row; empty where its group was left out."""
+        return [(version, tokens) for version, tokens, _ in self.full_runs(row)]
+
+    def full_runs(self, row: int) -> list[tuple[int, int, int]]:
+        """(version, tokens, trainable tokens) of a put row; empty where its group was left out."""
+        response = self.response(row)
+        if response < 0:
+            return []
+        first, last = self._digest.responses.first_run[response : response + 2].tolist()
+        runs = self._digest.runs
+        return list(
+            zip(
+                runs.model_step[first:last].tolist(),
+                runs.tokens[first:last].tolist(),
+                runs.trainable[first:last].tolist(),
+                strict=True,
+            )
+        )
+
+    def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
+        """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out."""
+        owner, run = self._runs_of(rows)
+        limits = np.array([self._limit(task) for task in self._table.tasks], dtype=np.int64)
+        version = self._digest.runs.model_step[run]
+        age = train_step[owner] - version - 1
+        is_fresh = (version == MISSING_VERSION) | (age < limits[self._table["task"][rows]][owner])
+        trainable = np.where(is_fresh, self._digest.runs.trainable[run], 0)
+        return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
+
+    def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
+        """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""
+        owner, run = self._runs_of(earlier)
+        runs, first_run = self._digest.runs, self._first_run
+        own, other = self._response[rows], self._response[earlier]
+        known = (own >= 0) & (other >= 0)
+        position = run - first_run[np.maximum(other, 0)][owner]
+        partner = first_run[np.maximum(own, 0)][owner] + position
+        is_there = partner < first_run[np.maximum(own, 0) + 1][owner]
+        partner = np.where(is_there, partner, run)
+        is_last = run + 1 == first_run[np.maximum(other, 0) + 1][owner]
+        fits = np.where(is_last, runs.tokens[partner] >= runs.tokens[run], runs.tokens[partner] == runs.tokens[run])
+        differs = ~is_there | ~fits | (runs.model_step[partner] != runs.model_step[run])
+        return (np.bincount(owner[differs], minlength=len(rows)) == 0) | ~known
+
+    def _limit(self, task: str) -> int:
+        limit = self._config.token_stale_threshold(task) if self._config else None
+        return NO_LIMIT if limit is None else limit
+
+    def _runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """The runs of several rows: which of the rows each belongs to, and its index in the digest."""
+        response = self._response[rows]
+        first_run = self._first_run
+        first = first_run[np.maximum(response, 0)]
+        counts = np.where(response >= 0, first_run[np.maximum(response, 0) + 1] - first, 0)
+        owner = np.repeat(np.arange(len(rows)), counts)
+        return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + first[owner]
+
+
+def _kept_rows(table: LogTable, digest: Digest) -> Int64s:
+    """Put rows whose group the digest keeps; it leaves out groups as a whole, so their names tell."""
+    rows = np.flatnonzero(table.is_put)
+    if len(rows) == len(digest.responses.tokens):
+        return rows
+    is_put = digest.events.kind == KIND_CODE[EventKind.PUT]
+    codes = {name: code for code, name in enumerate(table.tasks)}
+    code_of = np.array([codes[name] for name in digest.tasks], dtype=np.int64)
+    kept = np.stack([code_of[digest.events.task[is_put]], digest.events.group_id[is_put]], axis=1)
+    pairs = np.stack([table["task"][rows], table["group_id"][rows]], axis=1)
+    groups, inverse = np.unique(np.concatenate([kept, pairs]), axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    is_kept = np.zeros(len(groups), dtype=np.bool_)
+    is_kept[inverse[: len(kept)]] = True
+    found = rows[is_kept[inverse[len(kept) :]]]
+    assert len(found) == len(digest.responses.tokens), "the digest holds other rows than the log"
+    return found
+
+
+def _recorded_pools(table: LogTable) -> dict[tuple[str, int], list[Status]]:
+    is_sample = table["kind"] == KIND_CODE[EventKind.SAMPLE]
+    begins = np.ones(table.rows, dtype=np.bool_)
+    begins[1:] = table["event_id"][1:] != table["event_id"][:-1]
+    rows = np.flatnonzero(is_sample & begins & (table["status"] >= 0))
+    pools: dict[tuple[str, int], list[Status]] = {}
+    columns = (table["task"][rows], table["group_id"][rows], table["status"][rows])
+    for task, group_id, status in zip(*(column.tolist() for column in columns), strict=True):
+        pools.setdefault((table.tasks[task], group_id), []).append(STATUSES[status])
+    return pools

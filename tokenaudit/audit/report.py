@@ -1,0 +1,228 @@
+"""The report of an audit: what ran, what was found, and what that means for the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenaudit import __version__
+from tokenaudit.audit.evidence import AgeEvidence
+from tokenaudit.audit.findings import Finding, Tally, marked_new
+from tokenaudit.audit.rules import Rule, Severity
+from tokenaudit.errors import Problem, ResultError
+
+KIND_AUDIT = "tokenaudit.audit"
+AUDIT_SCHEMA_VERSION = 1
+"""Version of the JSON that `audit` writes."""
+
+FINE, FOUND, COULD_NOT_JUDGE = 0, 1, 2
+"""Exit codes."""
+
+NOTHING_AUDITED = "nothing-audited"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRun:
+    """One rule in a report.
+
+    Attributes:
+        rule: the rule.
+        tally: what it found; None where it did not run.
+        missing: what it lacked; empty where it ran.
+        new: findings that the baseline doesn't know, by severity, those not kept included.
+    """
+
+    rule: Rule
+    tally: Tally | None
+    missing: tuple[str, ...]
+    new: Mapping[Severity, int]
+
+    @property
+    def ran(self) -> bool:
+        """Whether it looked at anything at all."""
+        return self.tally is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """An audit.
+
+    Attributes:
+        name: name of the log, without folders.
+        files_named: files that the arguments named.
+        files_audited: files that could be read.
+        rows: rows audited.
+        tokens: tokens in their puts.
+        config_source: where the config came from; None without one.
+        why_no_replay: why the lifecycle was not replayed; empty where it was.
+        left_out_groups: groups that the replay leaves out because of structural faults.
+        runs: every selected rule.
+        findings: findings kept, in the order of the rules.
+        evidence: how off-policy each age is; empty without log-probabilities.
+        has_baseline: whether known findings were told apart.
+    """
+
+    name: str
+    files_named: int
+    files_audited: int
+    rows: int
+    tokens: int
+    config_source: str | None
+    why_no_replay: str
+    left_out_groups: int
+    runs: tuple[RuleRun, ...]
+    findings: tuple[Finding, ...]
+    evidence: tuple[AgeEvidence, ...]
+    has_baseline: bool = False
+
+    def count(self, severity: Severity, *, only_new: bool = False) -> int:
+        """Findings of a severity, those not kept included."""
+        if only_new:
+            return sum(run.new.get(severity, 0) for run in self.runs)
+        return sum(run.tally.counts[severity] for run in self.runs if run.tally is not None)
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether anything was audited."""
+        nothing = any(finding.name == NOTHING_AUDITED for finding in self.findings)
+        return self.rows > 0 and not nothing and any(run.ran for run in self.runs)
+
+    def exit_code(self, *, exit_zero: bool = False) -> int:
+        """0 no new error, 1 new errors, 2 nothing audited. `exit_zero` turns 1 into 0 and keeps 2."""
+        if not self.has_judged:
+            return COULD_NOT_JUDGE
+        return FOUND if self.count(Severity.ERROR, only_new=True) and not exit_zero else FINE
+
+
+def of_severity(report: AuditReport, least: Severity) -> AuditReport:
+    """The report with findings of at least a severity; the others are neither listed nor counted."""
+    kept = [severity for severity in Severity if severity.rank <= least.rank]
+    runs = []
+    for run in report.runs:
+        if run.tally is not None:
+            counts = Counter({severity: run.tally.counts[severity] for severity in kept})
+            listed = [finding for finding in run.tally.kept if finding.severity in kept]
+            tally = replace(run.tally, counts=counts, kept=listed)
+            run = replace(run, tally=tally, new={severity: run.new.get(severity, 0) for severity in kept})
+        runs.append(run)
+    findings = tuple(finding for finding in report.findings if finding.severity in kept)
+    return replace(report, runs=tuple(runs), findings=findings)
+
+
+def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> AuditReport:
+    """The report with the findings that a baseline knows marked as known.
+
+    Args:
+        report: a report without a baseline.
+        baseline: a report saved as JSON.
+        source: its name, for messages.
+
+    Raises:
+        ResultError: the baseline is no saved audit.
+    """
+    known, counts = _known(baseline, source)
+    findings = marked_new(report.findings, known)
+    runs = []
+    for run in report.runs:
+        if run.tally is None:
+            runs.append(run)
+            continue
+        new: dict[Severity, int] = {}
+        for severity in Severity:
+            kept = [f for f in findings if f.code == run.rule.code and f.severity is severity]
+            listed = sum(finding.is_new for finding in kept)
+            # Findings beyond those kept have no identity, so only their number can be compared.
+            unlisted = run.tally.counts[severity] - len(kept)
+            unlisted_known = max(0, counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
+            new[severity] = listed + max(0, unlisted - unlisted_known)
+        runs.append(replace(run, new=new))
+    return replace(report, runs=tuple(runs), findings=tuple(findings), has_baseline=True)
+
+
+def _known(baseline: Mapping[str, Any], source: str) -> tuple[dict[str, int], dict[tuple[str, Severity], int]]:
+    hint = "give a file saved with `tokenaudit audit LOG -o findings.json`"
+    if baseline.get("kind") != KIND_AUDIT:
+        raise ResultError(Problem("the baseline is no saved audit", source, hint))
+    if baseline.get("schema_version") != AUDIT_SCHEMA_VERSION:
+        what = f"baseline schema version {baseline.get('schema_version')!r}"
+        raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}; save it again"))
+    known: dict[str, int] = {}
+    counts: dict[tuple[str, Severity], int] = {}
+    try:
+        for entry in baseline["findings"]:
+            identity = str(entry["identity"])
+            known[identity] = known.get(identity, 0) + 1
+        for rule in baseline["rules"]:
+            for severity, count in rule["counts"].items():
+                counts[str(rule["name"]), Severity(severity)] = int(count)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"damaged baseline: {type(error).__name__}: {error}"
+        raise ResultError(Problem(what, source, hint)) from error
+    return known, counts
+
+
+def report_json(report: AuditReport) -> str:
+    """The saved form, with a line feed at the end; equal reports give equal bytes."""
+    return json.dumps(report_data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def report_data(report: AuditReport) -> dict[str, Any]:
+    """The report as plain data."""
+    return {
+        "kind": KIND_AUDIT,
+        "schema_version": AUDIT_SCHEMA_VERSION,
+        "tool": f"tokenaudit {__version__}",
+        "log": report.name,
+        "files_named": report.files_named,
+        "files_audited": report.files_audited,
+        "rows": report.rows,
+        "tokens": report.tokens,
+        "config": report.config_source,
+        "why_no_replay": report.why_no_replay,
+        "left_out_groups": report.left_out_groups,
+        "exit_code": report.exit_code(),
+        "counts": {str(severity): report.count(severity) for severity in Severity},
+        "new_counts": {str(severity): report.count(severity, only_new=True) for severity in Severity},
+        "rules": [_run_data(run) for run in report.runs],
+        "findings": [_finding_data(finding) for finding in report.findings],
+        "off_policy": [entry.data() for entry in report.evidence],
+    }
+
+
+def _run_data(run: RuleRun) -> dict[str, Any]:
+    tally = run.tally
+    return {
+        "code": run.rule.code,
+        "name": run.rule.name,
+        "severity": str(run.rule.severity),
+        "ran": run.ran,
+        "missing": list(run.missing),
+        "checked": tally.checked if tally else 0,
+        "checked_unit": tally.unit if tally else "",
+        "counts": {str(severity): tally.counts[severity] for severity in Severity} if tally else {},
+        "kept": len(tally.kept) if tally else 0,
+    }
+
+
+def _finding_data(finding: Finding) -> dict[str, Any]:
+    subject = finding.subject
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": str(finding.severity),
+        "task": subject.task,
+        "group_id": subject.group_id,
+        "rollout_id": subject.rollout_id,
+        "put": subject.put,
+        "first_token": subject.first_token,
+        "tokens": subject.tokens,
+        "train_step": subject.train_step,
+        "file": subject.file,
+        "event_id": subject.event_id,
+        "message": finding.message,
+        "is_new": finding.is_new,
+        "identity": finding.identity,
+    }

@@ -1,0 +1,310 @@
+"""One batch of rows, reduced to a few numbers per row; everything that looks at single tokens is here.
+
+A scan remembers nothing, so threads may scan batches in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tokenaudit import columns as col
+from tokenaudit.columns import Bools, Int64s, Lists
+from tokenaudit.digest import KIND_CODE, KINDS, STATUS_CODE
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log import LogBatch
+from tokenaudit.schema import DEFAULT_TASK, EventKind
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+ABSENT = -(2**63)
+"""Stands for null in columns of integers: no accepted value equals it."""
+UNKNOWN_TEXT = -2
+"""Code of an event or status that no log knows."""
+NULL_TEXT = -1
+"""Code of a status that is null."""
+INT32_MAX = 2**31 - 1
+SENTINEL_LOGPROB = -1000.0
+"""Log-probabilities below it stand for something else."""
+PAD_RUN = 3
+"""Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
+
+_PUT = KIND_CODE[EventKind.PUT]
+_TEXTS_KEPT = 20
+_LONG_PART = 300
+"""Mean elements of a part from which on counting part by part is faster."""
+_INTEGERS = (
+    "event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size", "response_len", "prior_len",
+    "prompt_len", "experts_len", "tool_turns", "seq_staleness", "start_model_step", "loss_tokens",
+)  # fmt: skip
+
+
+class Scanned(NamedTuple):
+    """One batch, reduced.
+
+    Attributes:
+        path: its file.
+        first_row: its first row in that file.
+        arrays: per row, by name; see `tokenaudit.audit.table`.
+        tasks: task names by code in the batch.
+        reasons: finish reasons by code in the batch.
+        texts: unknown events and statuses, by column and row of the batch; the first few.
+    """
+
+    path: Path
+    first_row: int
+    arrays: Arrays
+    tasks: tuple[str, ...]
+    reasons: tuple[str | None, ...]
+    texts: dict[tuple[str, int], str]
+
+
+def scan_batch(batch: LogBatch) -> Scanned:
+    """Reduce a batch to numbers per row."""
+    rows, columns = batch.rows, batch.columns
+    texts: dict[tuple[str, int], str] = {}
+    tasks: dict[str, int] = {}
+    reasons: dict[str | None, int] = {}
+    arrays: Arrays = {name: col.integers(columns.get(name), rows, fill=ABSENT) for name in _INTEGERS if name in columns}
+    arrays["kind"] = _known_codes(columns.get("event"), rows, "event", _kind_code, texts)
+    arrays["status"] = _known_codes(columns.get("status"), rows, "status", _status_code, texts)
+    arrays["task"] = col.text_codes(
+        columns.get("task_name"), rows, lambda text: tasks.setdefault(_default(text), len(tasks))
+    )
+    arrays["finish_reason"] = col.text_codes(
+        columns.get("finish_reason"), rows, lambda text: reasons.setdefault(text, len(reasons))
+    )
+    arrays["reward"] = col.reals(columns.get("reward"), rows)
+    arrays["agentic"] = col.flags(columns.get("agentic"), rows)
+    ids = col.lists(columns.get("response_ids"), rows)
+    versions = col.lists(columns.get("response_model_steps"), rows)
+    mask = col.lists(columns.get("response_mask"), rows)
+    arrays["tokens"] = _tokens(arrays, ids, versions, rows)
+    arrays |= _versions(versions, mask)
+    arrays |= _mask(mask, arrays.get("prior_len"))
+    if "response_ids" in columns:
+        arrays |= _ids(ids, mask, arrays["kind"] == _PUT)
+    if "trained_mask" in columns:
+        arrays["trained_mask_len"] = col.list_lengths(columns["trained_mask"], rows)
+    for name in ("logprobs", "train_logprobs"):
+        if name in columns:
+            arrays |= _logprobs(name, columns[name], rows, mask)
+    return Scanned(batch.path, batch.first_row, arrays, tuple(tasks), tuple(reasons), texts)
+
+
+def _default(text: str | None) -> str:
+    return DEFAULT_TASK if text is None else text
+
+
+def _kind_code(text: str | None) -> int:
+    return KIND_CODE[EventKind(text or EventKind.PUT)] if text in _EVENTS else UNKNOWN_TEXT
+
+
+def _status_code(text: str | None) -> int:
+    if text is None:
+        return NULL_TEXT
+    return STATUS_CODE[Status(text)] if text in _STATUSES else UNKNOWN_TEXT
+
+
+_EVENTS = {None, *(kind.value for kind in KINDS)}
+_STATUSES = {status.value for status in Status}
+
+
+def _known_codes(
+    array: pa.Array | None,
+    rows: int,
+    name: str,
+    code_of: Callable[[str | None], int],
+    texts: dict[tuple[str, int], str],
+) -> Int64s:
+    codes = col.text_codes(array, rows, code_of)
+    if array is not None:
+        for row in np.flatnonzero(codes == UNKNOWN_TEXT)[:_TEXTS_KEPT].tolist():
+            texts[name, row] = col.text_at(array, row)
+    return codes
+
+
+def _tokens(arrays: Arrays, ids: Lists, versions: Lists, rows: int) -> Int64s:
+    """Tokens per response: response_len, else the ids, else the versions; -1 where nothing tells."""
+    recorded = arrays.get("response_len", np.full(rows, ABSENT))
+    told = np.where(~ids.is_null, ids.lengths, np.where(~versions.is_null, versions.lengths, -1))
+    return np.where(recorded == ABSENT, told, recorded)
+
+
+def _null_rows(lists: Lists) -> Bools:
+    has_null = np.zeros(len(lists.lengths), dtype=np.bool_)
+    has_null[lists.null_element_rows] = True
+    return has_null
+
+
+def _starts(lengths: Int64s) -> Int64s:
+    return np.cumsum(lengths) - lengths
+
+
+def _versions(versions: Lists, mask: Lists) -> Arrays:
+    """Per row: entries (-1 for a null list), oldest, newest, falls from token to token, negative ones."""
+    rows, values = len(versions.lengths), versions.values
+    arrays: Arrays = {
+        "versions_len": np.where(versions.is_null, -1, versions.lengths),
+        "versions_null": _null_rows(versions),
+        "oldest": np.full(rows, ABSENT),
+        "newest": np.full(rows, ABSENT),
+        "version_falls": np.zeros(rows, dtype=np.int64),
+        "negative": np.zeros(rows, dtype=np.int64),
+        "negative_trained": np.zeros(rows, dtype=np.int64),
+    }
+    if len(values) == 0:
+        return arrays
+    filled = np.flatnonzero(versions.lengths)
+    starts = _starts(versions.lengths)
+    is_head = np.empty(len(values), dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=is_head[1:])
+    is_head[starts[filled]] = True
+    heads = np.flatnonzero(is_head)
+    runs = values[heads].astype(np.int64)
+    first_run = np.searchsorted(heads, starts[filled])
+    arrays["oldest"][filled] = np.minimum.reduceat(runs, first_run)
+    arrays["newest"][filled] = np.maximum.reduceat(runs, first_run)
+    falls = runs[1:] < runs[:-1]
+    falls[first_run[1:] - 1] = False
+    if falls.any():
+        owner = np.searchsorted(starts, heads[1:][falls], side="right") - 1
+        arrays["version_falls"] = np.bincount(owner, minlength=rows)
+    if runs.min() < 0:
+        owner = np.repeat(np.arange(rows), versions.lengths)
+        is_negative = values < 0
+        arrays["negative"] = np.bincount(owner[is_negative], minlength=rows)
+        is_trained = is_negative & _aligned_mask(mask, versions.lengths, len(values))
+        arrays["negative_trained"] = np.bincount(owner[is_trained], minlength=rows)
+    return arrays
+
+
+def _aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
+    """For lists of `lengths`: whether each element is trainable; rows whose mask has another length count as all ones.
+
+    Args:
+        mask: the semantic masks.
+        lengths: elements per row, of shape [rows].
+        elements: their sum.
+    """
+    trained = np.ones(elements, dtype=np.bool_)
+    fits = (mask.lengths == lengths) & ~mask.is_null
+    if fits.all():
+        return mask.values != 0
+    target = np.repeat(fits, lengths)
+    trained[target] = mask.values[np.repeat(fits, mask.lengths)] != 0
+    return trained
+
+
+def _mask(mask: Lists, prior_len: Int64s | None) -> Arrays:
+    """Per row: entries (-1 for a null mask), ones, ones among the prior tokens, and whether there is anything else."""
+    rows, values = len(mask.lengths), mask.values
+    arrays: Arrays = {
+        "mask_len": np.where(mask.is_null, -1, mask.lengths),
+        "mask_null": _null_rows(mask),
+        "mask_odd": np.zeros(rows, dtype=np.bool_),
+        "mask_ones": np.zeros(rows, dtype=np.int64),
+        "prior_ones": np.zeros(rows, dtype=np.int64),
+    }
+    if len(values) == 0:
+        return arrays
+    is_plain = values.dtype == np.bool_
+    if not is_plain and (values.min() < 0 or values.max() > 1):
+        owner = np.repeat(np.arange(rows), mask.lengths)
+        arrays["mask_odd"][owner[(values != 0) & (values != 1)]] = True
+    elif not is_plain and values.dtype.itemsize == 1:
+        is_plain = True
+    flags = values.view(np.uint8) if is_plain else (values != 0).view(np.uint8)
+    prior = np.zeros(rows, dtype=np.int64) if prior_len is None else np.clip(prior_len, 0, mask.lengths)
+    parts = np.stack([prior, mask.lengths - prior], axis=1).reshape(-1)
+    ones = _sums(flags, parts)
+    arrays["prior_ones"] = ones[0::2]
+    arrays["mask_ones"] = ones[0::2] + ones[1::2]
+    return arrays
+
+
+def _sums(flags: np.ndarray[Any, np.dtype[np.uint8]], lengths: Int64s) -> Int64s:
+    """Sums of consecutive parts of 0 and 1."""
+    filled = np.flatnonzero(lengths)
+    starts = _starts(lengths)[filled]
+    sums = np.zeros(len(lengths), dtype=np.int64)
+    if len(flags) < _LONG_PART * len(filled):
+        sums[filled] = np.add.reduceat(flags, starts, dtype=np.int64)
+        return sums
+    # Counting whole parts is so much faster than adding elements that calls per part pay off.
+    bits = flags.view(np.bool_)
+    bounds = zip(starts.tolist(), (starts + lengths[filled]).tolist(), strict=True)
+    sums[filled] = [np.count_nonzero(bits[first:last]) for first, last in bounds]
+    return sums
+
+
+def _ids(ids: Lists, mask: Lists, is_put: Bools) -> Arrays:
+    """Per row: entries (-1 for a null list), and the run of one id at the end: its length, id, trainable tokens."""
+    rows, values = len(ids.lengths), ids.values
+    arrays: Arrays = {
+        "ids_len": np.where(ids.is_null, -1, ids.lengths),
+        "tail_run": np.zeros(rows, dtype=np.int64),
+        "tail_id": np.zeros(rows, dtype=np.int64),
+        "tail_trained": np.zeros(rows, dtype=np.int64),
+    }
+    ends, starts, mask_ends = np.cumsum(ids.lengths), _starts(ids.lengths), np.cumsum(mask.lengths)
+    candidates = np.flatnonzero(is_put & (ids.lengths >= PAD_RUN))
+    last = ends[candidates] - 1
+    same = np.ones(len(candidates), dtype=np.bool_)
+    for back in range(1, PAD_RUN):
+        same &= values[last] == values[last - back]
+    for row in candidates[same].tolist():
+        own = values[starts[row] : ends[row]]
+        others = np.flatnonzero(own != own[-1])
+        run = len(own) - (int(others[-1]) + 1 if len(others) else 0)
+        fits = not mask.is_null[row] and mask.lengths[row] == ids.lengths[row]
+        trained = int((mask.values[mask_ends[row] - run : mask_ends[row]] != 0).sum()) if fits else run
+        arrays["tail_run"][row], arrays["tail_id"][row], arrays["tail_trained"][row] = run, int(own[-1]), trained
+    return arrays
+
+
+def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:
+    """Per row: entries (-1 for a null list), odd values of each kind, trained odd ones, tokens in trained zero runs."""
+    lengths = col.list_lengths(array, rows)
+    arrays: Arrays = {f"{name}_len": lengths}
+    counts = ("null", "nan", "inf", "sentinel", "odd_trained", "zeros")
+    arrays |= {f"{name}_{what}": np.zeros(rows, dtype=np.int64) for what in counts}
+    if array.type == pa.null():
+        return arrays
+    flat = array.flatten()
+    lengths = np.maximum(lengths, 0)
+    is_null = col.nulls(flat)
+    values = flat.fill_null(np.nan).to_numpy(zero_copy_only=False) if flat.null_count else flat.to_numpy()
+    odd = {
+        "null": is_null,
+        "nan": np.isnan(values) & ~is_null,
+        "inf": np.isinf(values),
+        "sentinel": (values <= SENTINEL_LOGPROB) & np.isfinite(values),
+    }
+    is_zero = values == 0.0
+    if not is_zero.any() and not any(where.any() for where in odd.values()):
+        return arrays
+    owner = np.repeat(np.arange(rows), lengths)
+    trained = _aligned_mask(mask, lengths, len(values))
+    for what, where in odd.items():
+        arrays[f"{name}_{what}"] = np.bincount(owner[where], minlength=rows)
+    bad = np.logical_or.reduce(list(odd.values()))
+    arrays[f"{name}_odd_trained"] = np.bincount(owner[bad & trained], minlength=rows)
+    arrays[f"{name}_zeros"] = _long_runs(is_zero & trained, owner, rows)
+    return arrays
+
+
+def _long_runs(flags: Bools, owner: Int64s, rows: int) -> Int64s:
+    """Per row, elements in runs of at least `PAD_RUN` true flags."""
+    positions = np.flatnonzero(flags)
+    if len(positions) == 0:
+        return np.zeros(rows, dtype=np.int64)
+    begins = np.ones(len(positions), dtype=np.bool_)
+    begins[1:] = (np.diff(positions) != 1) | (np.diff(owner[positions]) != 0)
+    run = np.cumsum(begins) - 1
+    long = np.bincount(run)[run] >= PAD_RUN
+    return np.bincount(owner[positions[long]], minlength=rows)

@@ -1,0 +1,171 @@
+"""All rows of a log as numbers: what the rules about rows look at.
+
+Memory grows with rows, never with tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.audit.findings import Subject
+from tokenaudit.audit.scan import ABSENT, INT32_MAX, Arrays, Scanned
+from tokenaudit.columns import Bools, Int64s
+from tokenaudit.digest import KIND_CODE, previous_put, segments
+from tokenaudit.schema import EventKind
+
+_FILL = {"reward": np.nan, "agentic": False}
+_PUT, _SAMPLE, _TAKE = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE))
+
+
+class LogTable:
+    """N rows in log order.
+
+    Args:
+        parts: scanned batches, in any order.
+        files: the files of the log, in reading order.
+
+    Attributes:
+        rows: N.
+        tasks: task names by code.
+        reasons: finish reasons by code; None stands for null.
+        texts: unknown events and statuses by column and row; the first few.
+        is_put: whether a row is a put.
+        put_number: number of the put of its rollout, from 1, on put rows; 0 elsewhere.
+        previous: row of the same response in the rollout's put before; -1 where there is none.
+        segment: position among the rows of its rollout in its put.
+        put_event: number of the put that a row belongs to; -1 where it is none.
+    """
+
+    def __init__(self, parts: Iterable[Scanned], files: Sequence[Path]) -> None:
+        order = {path: position for position, path in enumerate(files)}
+        ordered = sorted(parts, key=lambda part: (order[part.path], part.first_row))
+        tasks: dict[str, int] = {}
+        reasons: dict[str | None, int] = {}
+        self.texts: dict[tuple[str, int], str] = {}
+        first = 0
+        for part in ordered:
+            recode(part.arrays, "task", [tasks.setdefault(name, len(tasks)) for name in part.tasks])
+            recode(part.arrays, "finish_reason", [reasons.setdefault(name, len(reasons)) for name in part.reasons])
+            self.texts |= {(name, first + row): text for (name, row), text in part.texts.items()}
+            first += len(part.arrays["kind"])
+        self.rows = first
+        self.tasks = tuple(tasks)
+        self.reasons = tuple(reasons)
+        self._arrays = _joined(ordered, self.rows)
+        self.is_put: Bools = self["kind"] == _PUT
+        self._number_puts()
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        """A column of shape [N]; see `tokenaudit.audit.scan`. One that no file has is all null."""
+        array = self._arrays.get(name)
+        return np.full(self.rows, _FILL.get(name, ABSENT)) if array is None else array
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def present(self, name: str) -> Bools:
+        """Where an integer column holds a value."""
+        return self[name] != ABSENT
+
+    @property
+    def used_tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that puts, samples and takes are about, in order of first appearance."""
+        codes = self["task"][np.isin(self["kind"], (_PUT, _SAMPLE, _TAKE))]
+        used, first = np.unique(codes, return_index=True)
+        return tuple(self.tasks[code] for code in used[np.argsort(first)].tolist())
+
+    @property
+    def known(self) -> Bools:
+        """Put rows whose length is known and one that a response can have."""
+        return self.is_put & (self["tokens"] >= 0) & (self["tokens"] <= INT32_MAX)
+
+    def subject(self, row: int, *, first_token: int | None = None, tokens: int | None = None) -> Subject:
+        """Who a row is about."""
+        kind = int(self["kind"][row])
+        task = self.tasks[int(self["task"][row])] if kind in (_PUT, _SAMPLE, _TAKE) else None
+        group_id = self._value("group_id", row) if kind in (_PUT, _SAMPLE) else None
+        if kind == _PUT:
+            rollout_id = self._value("rollout_id", row)
+            return Subject(task, group_id, rollout_id, int(self.put_number[row]), first_token, tokens)
+        step = self._value("train_step", row) if kind != _SAMPLE else None
+        return Subject(task, group_id, train_step=step, event_id=self._value("event_id", row))
+
+    def group_subject(self, row: int) -> Subject:
+        """The group that a put row belongs to, at that put."""
+        return Subject(self.tasks[int(self["task"][row])], self._value("group_id", row), put=int(self.put_number[row]))
+
+    @property
+    def spared(self) -> Bools:
+        """Put rows whose put has an agentic member, so that the token rule spares them."""
+        rows = np.flatnonzero(self.is_put)
+        agentic = np.bincount(self.put_event[rows], weights=self["agentic"][rows]) if len(rows) else np.zeros(0)
+        spared = np.zeros(self.rows, dtype=np.bool_)
+        spared[rows] = agentic[self.put_event[rows]] > 0
+        return spared
+
+    def _value(self, name: str, row: int) -> int | None:
+        value = int(self[name][row])
+        return None if value == ABSENT else value
+
+    def _number_puts(self) -> None:
+        rows = np.flatnonzero(self.is_put)
+        task, rollout, event = self["task"][rows], self["rollout_id"][rows], self["event_id"][rows]
+        # Ids of damaged logs may come back; a put is a stretch of rows with one id.
+        event = np.cumsum(np.concatenate([[0], event[1:] != event[:-1]])) if len(rows) else event
+        segment = segments(event, rollout)
+        before = previous_put(task, rollout, segment)
+        self.segment: Int64s = np.zeros(self.rows, dtype=np.int64)
+        self.segment[rows] = segment
+        self.previous: Int64s = np.full(self.rows, -1, dtype=np.int64)
+        self.previous[rows] = np.where(before >= 0, rows[before], -1) if len(rows) else before
+        self.put_number: Int64s = np.zeros(self.rows, dtype=np.int64)
+        self.put_number[rows] = _numbers(task, rollout, event)
+        self.put_event: Int64s = np.full(self.rows, -1, dtype=np.int64)
+        self.put_event[rows] = event
+
+
+def _numbers(task: Int64s, rollout: Int64s, event: Int64s) -> Int64s:
+    """For each row, how many different events of its task and rollout there were up to it."""
+    order = np.lexsort((event, rollout, task))
+    numbers = np.zeros(len(order), dtype=np.int64)
+    if len(order) == 0:
+        return numbers
+    same = (task[order[1:]] == task[order[:-1]]) & (rollout[order[1:]] == rollout[order[:-1]])
+    begins = np.concatenate([[True], ~same])
+    is_new = np.concatenate([[True], ~same | (event[order[1:]] != event[order[:-1]])])
+    total = np.cumsum(is_new)
+    numbers[order] = total - np.maximum.accumulate(np.where(begins, total - 1, 0))
+    return numbers
+
+
+def recode(arrays: Arrays, name: str, codes: list[int]) -> None:
+    """Replace the codes of one batch by those of the whole log."""
+    if codes:
+        arrays[name] = np.array(codes, dtype=np.int64)[arrays[name]]
+
+
+def _joined(parts: Sequence[Scanned], rows: int) -> Arrays:
+    """The columns of all parts below each other; what a part lacks is null there."""
+    names = dict.fromkeys(name for part in parts for name in part.arrays)
+    joined: Arrays = {}
+    for name in names:
+        pieces = [
+            part.arrays[name]
+            if name in part.arrays
+            else np.full(len(part.arrays["kind"]), _missing(name), dtype=np.int64)
+            for part in parts
+        ]
+        joined[name] = np.concatenate(pieces) if pieces else np.zeros(rows, dtype=np.int64)
+    return joined
+
+
+def _missing(name: str) -> int:
+    """What stands for null in a column that one file lacks: counts are 0, lengths of lists -1."""
+    if name.endswith("_len") and name not in ("response_len", "prior_len", "prompt_len", "experts_len"):
+        return -1
+    counted = ("tail_", "logprobs_", "train_logprobs_")
+    return 0 if name.startswith(counted) else ABSENT

@@ -1,0 +1,133 @@
+"""Checks of sums over a step or the run, and of the files."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenaudit import metrics as m
+from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.rules import Rule
+from tokenaudit.digest import KIND_CODE
+from tokenaudit.ledger import Account, combined
+from tokenaudit.schema import EventKind
+
+_TAKE, _SYNC = KIND_CODE[EventKind.TAKE], KIND_CODE[EventKind.SYNC]
+
+
+def _of(account: Account, metric: m.Metric) -> int:
+    return account.counts.get(metric, 0)
+
+
+def _step_without_tokens(case: Case, rule: Rule, findings: Findings) -> None:
+    rows = case.replayed.ledger.rows
+    add_checked(rule, findings, len(rows), "steps")
+    for row in rows:
+        account = combined(row.accounts.values())
+        taken, trained = _of(account, m.TAKEN_TOKENS), _of(account, m.TRAINED_TOKENS)
+        if taken and not trained:
+            stale = _of(account, m.MASKED_STALE_TOKENS)
+            text = f"0 of {plural(taken, 'token')} trainable ({stale} of them stale)"
+            findings.add(rule, Subject(train_step=row.train_step), text)
+
+
+def _denominator(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    rows = np.flatnonzero((table["kind"] == _TAKE) & table.present("loss_tokens"))
+    recorded = {
+        (table.tasks[int(table["task"][row])], int(table["train_step"][row])): int(table["loss_tokens"][row])
+        for row in rows.tolist()
+    }
+    for row in case.replayed.ledger.rows:
+        for task, account in row.accounts.items():
+            told = recorded.get((task, row.train_step or 0))
+            if told is None:
+                continue
+            add_checked(rule, findings, 1, "steps")
+            trained = _of(account, m.TRAINED_TOKENS)
+            if told != trained:
+                scale = f": loss scaled by {trained / told:.2f}" if told else ""
+                text = f"divided by {told}, trainable tokens {trained}{scale}"
+                findings.add(rule, Subject(task, train_step=row.train_step), text)
+
+
+def _double_count(case: Case, rule: Rule, findings: Findings) -> None:
+    """Tokens older than this put's version, at the place where the put before had the same ones."""
+    table = case.table
+    prior, tokens = table["prior_len"], table["tokens"]
+    told = (table.previous >= 0) & table.known & table.present("prior_len") & table.present("model_step")
+    counted_twice = np.zeros(table.rows, dtype=np.int64)
+    # Only tokens that the put before had, beyond those that prior_len names, can be counted twice.
+    candidates = told & (prior < tokens[np.maximum(table.previous, 0)])
+    for row in np.flatnonzero(candidates).tolist():
+        before = int(table.previous[row])
+        runs_before, runs_now = case.readable.runs(before), case.readable.runs(row)
+        shared = _shared(runs_before, runs_now)
+        # What an older version made can't have been made in this round.
+        old = 0
+        for version, length in runs_now:
+            if version >= table["model_step"][row]:
+                break
+            old += length
+        if shared == tokens[before]:
+            counted_twice[row] = max(0, min(shared, old) - int(prior[row]))
+    add_rows(
+        case, rule, findings, counted_twice > 0,
+        lambda row: f"prior_len is {prior[row]}, but {counted_twice[row]} more leading tokens were made by older "
+        f"versions at put {table.put_number[table.previous[row]]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(told.sum()), "puts of a response seen before")
+
+
+def _shared(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> int:
+    """Leading tokens with the same versions."""
+    shared = 0
+    for (old, old_tokens), (new, new_tokens) in zip(earlier, later, strict=False):
+        if old != new:
+            break
+        shared += min(old_tokens, new_tokens)
+        if old_tokens != new_tokens:
+            break
+    return shared
+
+
+def _multi_update(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    rows = np.flatnonzero((table["kind"] == _SYNC) & table.present("model_step") & table.present("train_step"))
+    step, version = table["train_step"][rows], table["model_step"][rows]
+    add_checked(rule, findings, len(rows), "syncs")
+    updates = np.unique(version[step > 0] / step[step > 0])
+    if len(rows) > 1 and len(updates) == 1 and updates[0] >= 2 and updates[0] == int(updates[0]):
+        text = (
+            f"a step makes {int(updates[0])} updates: versions count updates, and ages in steps are too small by that"
+        )
+        findings.add(rule, Subject(), text)
+
+
+def file_check(case: Case, rule: Rule, findings: Findings) -> None:
+    """What was noted about the files while they were opened and read."""
+    for note in case.files.notes:
+        if note.rule == rule.name:
+            findings.add(rule, Subject(file=note.file), note.message, note.severity)
+    add_checked(rule, findings, case.files.named, "files")
+
+
+def _nothing_audited(case: Case, rule: Rule, findings: Findings) -> None:
+    add_checked(rule, findings, case.table.rows)
+    if not case.table.is_put.any():
+        findings.add(rule, Subject(), f"{plural(case.table.rows, 'row')} and no put among them")
+
+
+CHECKS: dict[str, Check] = {
+    "step-without-trainable-tokens": _step_without_tokens,
+    "denominator-mismatch": _denominator,
+    "produced-token-double-count": _double_count,
+    "multi-update-batch": _multi_update,
+    "nothing-audited": _nothing_audited,
+    "input-truncated-file": file_check,
+    "input-unreadable-column": file_check,
+    "input-schema-drift": file_check,
+    "input-large-lists": file_check,
+    "input-row-group-large": file_check,
+    "version-not-integer": file_check,
+}

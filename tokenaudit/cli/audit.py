@@ -1,0 +1,179 @@
+"""`tokenaudit audit`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenaudit.audit.rules import Severity
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import ConfigOption, IsolatedOption, LogPaths, QuietOption, SetOption, VerboseOption
+from tokenaudit.errors import Problem, ResultError, UsageError
+
+if TYPE_CHECKING:
+    from tokenaudit.audit.report import AuditReport
+
+
+class AuditFormat(StrEnum):
+    """What standard output gets."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    JUNIT = "junit"
+    SARIF = "sarif"
+    GITHUB = "github"
+
+
+SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".txt": "table",
+    ".xml": "junit",
+    ".sarif": "sarif",
+}
+"""Formats by file name extension."""
+
+MOST_BASELINE_BYTES = 2**28
+"""Size of a baseline that is still read."""
+
+
+def audit(
+    log: LogPaths,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", show_default=False, help="Run these rules only: a code, its beginning or a name."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", show_default=False, help="Leave rules out, in the same way.")
+    ] = None,
+    severity: Annotated[Severity, typer.Option(help="Report findings of at least this severity.")] = Severity.INFO,
+    max_findings: Annotated[int, typer.Option(min=0, metavar="N", help="Findings to list; all are counted.")] = 50,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Saved findings; only others fail the audit."),
+    ] = None,
+    clip_epsilon: Annotated[
+        float, typer.Option(min=0.0, metavar="E", help="Importance ratios should be in [1 - E, 1 + E].")
+    ] = 0.2,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit with 0 where errors are found; still 2 where nothing was audited.")
+    ] = False,
+    format_: Annotated[AuditFormat, typer.Option("--format", help="Format of standard output.")] = AuditFormat.TABLE,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Also write a file: .json, .csv, .md, .txt, .xml (JUnit) or .sarif; repeatable.",
+        ),
+    ] = None,
+    isolated: IsolatedOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Find what is wrong with recorded versions, masks, groups and steps, and hold the run against its own config.
+
+    Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit explain CODE`
+    tells a rule.
+    """
+    del quiet, verbose
+    from tokenaudit.audit.catalogue import RULES
+    from tokenaudit.audit.report import compared, of_severity
+    from tokenaudit.audit.rules import select_rules
+    from tokenaudit.audit.run import audit_log
+    from tokenaudit.cli.output import check_outputs, write_all
+
+    outputs = output or []
+    read = [*log, *(path for path in (config, baseline) if path is not None)]
+    check_outputs(outputs, read, SUFFIXES)
+    rules = select_rules(select or [], ignore or [], RULES)
+    known = None if baseline is None else _read_baseline(baseline)
+    with streams.progress() as bar:
+        report = audit_log(
+            log,
+            config_path=config,
+            overrides=set_ or [],
+            isolated=isolated,
+            rules=rules,
+            epsilon=clip_epsilon,
+            on_progress=bar.update if bar else None,
+        )
+    if known is not None:
+        report = compared(report, known, str(baseline))
+    report = of_severity(report, severity)
+    contents = [
+        (path, _render(report, AuditFormat(SUFFIXES[path.suffix.lower()]), log[0], max_findings)) for path in outputs
+    ]
+    text = _stdout_text(report, format_, log[0], max_findings)
+    write = streams.write_result if format_ is AuditFormat.TABLE else streams.write_data
+    write_all(text, [(path, content.encode(errors="backslashreplace")) for path, content in contents], write)
+    code = report.exit_code(exit_zero=exit_zero)
+    if code:
+        raise typer.Exit(code)
+
+
+def _read_baseline(path: Path) -> dict[str, Any]:
+    hint = "give a file saved with `tokenaudit audit LOG -o findings.json`"
+    try:
+        if path.stat().st_size > MOST_BASELINE_BYTES:
+            raise ResultError(Problem(f"a baseline of more than {MOST_BASELINE_BYTES // 2**20} MiB", str(path), hint))
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(Problem(f"can't read the baseline: {error.strerror or error}", str(path), hint)) from error
+    except (ValueError, RecursionError) as error:
+        raise ResultError(Problem("the baseline is not valid JSON", str(path), hint)) from error
+    if not isinstance(data, dict):
+        raise ResultError(Problem("the baseline is no saved audit", str(path), hint))
+    return data
+
+
+def _stdout_text(report: AuditReport, format_: AuditFormat, log: Path, most: int) -> str:
+    if format_ is not AuditFormat.TABLE:
+        return _render(report, format_, log, most)
+    from tokenaudit.render.audit_table import render_audit
+
+    return render_audit(
+        report,
+        most=most,
+        width=streams.terminal_width(),
+        color=streams.wants_color(),
+        unicode=streams.is_unicode(),
+    )
+
+
+def _render(report: AuditReport, format_: AuditFormat, log: Path, most: int) -> str:
+    from tokenaudit.audit.report import report_json
+    from tokenaudit.render.audit_csv import audit_csv
+    from tokenaudit.render.audit_github import audit_github
+    from tokenaudit.render.audit_junit import audit_junit
+    from tokenaudit.render.audit_markdown import audit_markdown
+    from tokenaudit.render.audit_sarif import audit_sarif
+    from tokenaudit.render.audit_table import render_audit
+
+    match format_:
+        case AuditFormat.JSON:
+            return report_json(report)
+        case AuditFormat.CSV:
+            return audit_csv(report)
+        case AuditFormat.MARKDOWN:
+            return audit_markdown(report, most=most)
+        case AuditFormat.JUNIT:
+            return audit_junit(report, most=most)
+        case AuditFormat.SARIF:
+            return audit_sarif(report, log.as_posix(), most=most)
+        case AuditFormat.GITHUB:
+            return audit_github(report, log.as_posix(), most=most)
+        case AuditFormat.TABLE:
+            return render_audit(report, most=most)

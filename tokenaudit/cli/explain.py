@@ -1,0 +1,115 @@
+"""`tokenaudit explain`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import (
+    ConfigOption,
+    IsolatedOption,
+    QuarantineOption,
+    QuietOption,
+    SetOption,
+    VerboseOption,
+)
+from tokenaudit.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from tokenaudit.config import Config
+    from tokenaudit.digest import Digest
+
+
+def explain(
+    subject: Annotated[
+        list[Path],
+        typer.Argument(metavar="LOG|CODE", help="A log, or the code or name of an audit rule.", show_default=False),
+    ],
+    group: Annotated[
+        str | None, typer.Option(metavar="TASK/ID", show_default=False, help="Tell the life of this group.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", min=0, show_default=False, help="Tell this step of the run.")
+    ] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    quarantine: QuarantineOption = False,
+    isolated: IsolatedOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Tell the life of one group, one step of a run, or what an audit rule means."""
+    del quiet, verbose
+    from tokenaudit.audit.catalogue import RULES
+    from tokenaudit.audit.rules import rule_named
+
+    if group is None and step is None:
+        if len(subject) == 1 and not subject[0].exists():
+            from tokenaudit.render.explain import render_rule
+
+            streams.write_result(render_rule(rule_named(str(subject[0]), RULES)))
+            return
+        raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
+    if group is not None and step is not None:
+        raise UsageError(Problem("--group and --step exclude each other", None, "run it twice"))
+    digest, settings = _read(subject, config, set_ or [], quarantine, isolated)
+    streams.write_result(_told(digest, settings, group, step))
+
+
+def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
+    from tokenaudit.explain import biography
+    from tokenaudit.explain_step import step_story
+    from tokenaudit.render.explain import render_biography, render_step
+
+    if group is not None:
+        task, group_id = _group_key(group, digest.tasks)
+        return render_biography(biography(digest, config, task, group_id), unicode=streams.is_unicode())
+    assert step is not None
+    return render_step(step_story(digest, config, step))
+
+
+def _read(
+    paths: list[Path], config_path: Path | None, overrides: list[str], quarantine: bool, isolated: bool
+) -> tuple[Digest, Config]:
+    from tokenaudit.log import open_log
+    from tokenaudit.reading import read_digest
+    from tokenaudit.settings import load_settings
+
+    log = open_log(paths)
+    settings = load_settings(
+        config_path=config_path,
+        overrides=overrides,
+        log_dir=log.files[0].path.parent,
+        working_dir=Path.cwd(),
+        isolated=isolated,
+        log_config=log.config_json,
+    )
+    if settings.file is not None and config_path is None:
+        streams.note(f"note: config from {settings.source}")
+    with streams.progress() as bar:
+        label = f"reading {log.name}"
+        on_progress = (lambda done: bar.update(label, done, log.rows)) if bar else None
+        digest = read_digest(
+            log,
+            quarantine=quarantine,
+            allow_missing_versions=settings.config.timeline.stamp_missing,
+            on_progress=on_progress,
+        )
+    return digest, settings.config
+
+
+def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:
+    """Parse TASK/ID, or ID alone where the log has one task."""
+    task, _, number = text.rpartition("/")
+    if not re.fullmatch(r"-?\d{1,19}", number, flags=re.ASCII):
+        raise UsageError(Problem(f"--group {text!r} names no group", None, "write TASK/ID, such as math/12"))
+    if "/" not in text:
+        if len(tasks) != 1:
+            hint = f"write TASK/{number}; tasks: {', '.join(tasks)}"
+            raise UsageError(Problem(f"--group {text!r} names no task", None, hint))
+        task = tasks[0]
+    return task, int(number)
