@@ -11,7 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+import tokenaudit.batches
+import tokenaudit.log
 from tokenaudit.digest import Digest
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
@@ -215,6 +218,13 @@ def make_digest(rows: Sequence[Row], *, allow_missing_versions: bool = False, **
     with tempfile.TemporaryDirectory() as folder:
         path = write_log(Path(folder, "log.parquet"), rows, **options)
         return read_digest(open_log([path]), allow_missing_versions=allow_missing_versions)
+
+
+def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9) -> None:
+    """Read logs in batches of at most so many rows, and list elements on average."""
+    for module in (tokenaudit.log, tokenaudit.batches):
+        patch.setattr(module, "MAX_BATCH_ROWS", rows)
+        patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
 
 
 def read_rows(path: Path) -> list[Row]:

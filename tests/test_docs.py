@@ -48,7 +48,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data")
     snippets = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 5
     for code in snippets:
         subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return folder

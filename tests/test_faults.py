@@ -12,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import Row, make_digest, numbered, put, refresh, sample, sync, take, write_log
+from builders import Row, make_digest, numbered, put, refresh, sample, small_batches, sync, take, write_log
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import configs, logs
 
-import tokenaudit.log
 from tokenaudit.config import parse_config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import LogError, Problem
@@ -298,7 +297,7 @@ def test_faults_are_the_same_in_any_batches(tmp_path, monkeypatch, name, most_ro
     rows = [row | {"event_id": row["event_id"] and row["event_id"] + 10 * (row is rows[0])} for row in rows]
     path = written(tmp_path, rows)
     expected = problems_of(path)
-    monkeypatch.setattr(tokenaudit.log, "MAX_BATCH_ROWS", most_rows)
+    small_batches(monkeypatch, rows=most_rows)
     assert problems_of(path) == expected
 
 
@@ -444,7 +443,7 @@ def test_faults_outside_of_groups_can_not_be_quarantined(tmp_path, name):
 
 @pytest.mark.parametrize("most_rows", [1, 100])
 def test_only_faults_outside_of_groups_are_told_when_quarantine_fails(tmp_path, monkeypatch, most_rows):
-    monkeypatch.setattr(tokenaudit.log, "MAX_BATCH_ROWS", most_rows)
+    small_batches(monkeypatch, rows=most_rows)
     path = written(tmp_path, [put(1, prior_len=9), refresh(2, -1), put(3, 3, prior_len=9)])
     refused = problems_of(path, quarantine=True)
     assert [problem.what for problem in refused] == ["train_step is -1", "1 structural fault: negative value (1)"]
@@ -583,12 +582,6 @@ def too_few_rows(folder: Path) -> Path:
     return write_log(folder / "short.parquet", [put(1, response_model_steps=[0])], data_page_size=1)
 
 
-def bad_text(folder: Path) -> Path:
-    path = write_log(folder / "text.parquet", [put(1, task_name="mathmath")], compression="none", use_dictionary=False)
-    path.write_bytes(path.read_bytes().replace(b"mathmath", b"math\xffath"))
-    return path
-
-
 def bad_metadata(folder: Path) -> Path:
     return rewritten(folder, lambda table: table.replace_schema_metadata({b"tokenaudit.config": b"\xff\xfe"}))
 
@@ -601,7 +594,6 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Path], str, str | None]] = {
     "truncated": (truncated, "truncated or damaged Parquet file", "copy or write the file again"),
     "damaged page": (damaged_page, "damaged", "copy or write the file again"),
     "rows lost": (too_few_rows, "", None),
-    "text that is not UTF-8": (bad_text, "", None),
     "metadata that is not UTF-8": (bad_metadata, "its metadata isn't UTF-8 text", "copy or write"),
     "no Parquet in the folder": (empty_folder, "the folder holds no *.parquet file", None),
     "hidden files only": (hidden_files_only, "the folder holds no *.parquet file", None),
@@ -646,6 +638,13 @@ def test_a_log_that_can_not_be_read_is_told_in_one_problem(tmp_path, name):
     assert what in problem.what
     assert str(path) in problem.where
     assert hint is None or hint in problem.hint
+
+
+def test_text_that_is_not_utf8_is_read_with_escapes(tmp_path):
+    plain = {"compression": "none", "use_dictionary": False}
+    path = write_log(tmp_path / "text.parquet", [put(1, task_name="mathmath")], **plain)
+    path.write_bytes(path.read_bytes().replace(b"mathmath", b"math\xffath"))
+    assert read_digest(open_log([path])).tasks == ("math\\xffath",)
 
 
 def test_unreadable_files_are_told_together(tmp_path):

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from builders import Row, make_digest, put, read_rows, refresh, take, write_log
+from builders import Row, make_digest, put, read_rows, refresh, small_batches, take, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import configs, logs, spellings
 
-import tokenaudit.log
 from tokenaudit import metrics as m
 from tokenaudit.config import parse_config
 from tokenaudit.digest import Digest
@@ -32,8 +31,7 @@ def replayed(digest: Digest, config: Row, timeline: str | None = None) -> Ledger
 def read_in_batches(path: Path, elements: int, most_rows: int) -> Digest:
     """The digest of a log read in batches of at most so many list elements (on average) and rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenaudit.log, "TARGET_BATCH_ELEMENTS", elements)
-        patch.setattr(tokenaudit.log, "MAX_BATCH_ROWS", most_rows)
+        small_batches(patch, rows=most_rows, elements=elements)
         return read_digest(open_log([path]))
 
 
