@@ -132,12 +132,15 @@ class LogWriter:
 
     def response(self, before: Rollout | None, model_step: int, is_new: bool) -> Rollout:
         """Tokens of a response: more of what was put before, the same again, something else, or nothing."""
-        how = "anew" if is_new else self.one_of("more", "more", "more", "same", "anew", "shorter", "other ids")
+        again = ("more", "more", "more", "same", "anew", "shorter", "other ids", "reordered ids")
+        how = "anew" if is_new else self.one_of(*again)
         old = Rollout() if before is None else before
         if how == "same":
             return Rollout(list(old.ids), list(old.versions))
         if how == "shorter":
             return Rollout(old.ids[:-1], old.versions[:-1])
+        if how == "reordered ids":
+            return Rollout(old.ids[::-1], list(old.versions))
         if how == "other ids":
             return Rollout([self.new_id() for _ in old.ids], list(old.versions))
         count = self.one_of(0, 1, 2, 3, 5)

@@ -20,6 +20,7 @@ from tokenaudit.log import (
     MAX_BATCH_ROWS,
     MAX_ROW_ELEMENTS,
     TARGET_BATCH_ELEMENTS,
+    TEXT_COLUMNS,
     Log,
     LogBatch,
     LogFile,
@@ -163,7 +164,8 @@ def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> It
         ahead = [stack.enter_context(Ahead(lane, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others]
         readers = [iter(first), *map(iter, ahead)]
         waiting = [next(reader, None) for reader in readers]
-        while waiting[0] is not None:
+        # Lanes of a damaged file can end at different rows; whoever counts the rows tells.
+        while all(batch is not None for batch in waiting):
             # pyarrow also ends a batch where a dictionary changes, so lanes needn't be cut at the same rows
             rows = min(batch.num_rows for batch in waiting if batch is not None)
             columns: dict[str, pa.Array] = {}
@@ -177,7 +179,13 @@ def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> It
 
 def _record_batches(piece: _Piece, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """One thread's reading; pyarrow's own threads would only get in the way of the others."""
-    options = {"metadata": piece.file.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+    options = {
+        "metadata": piece.file.metadata,
+        "pre_buffer": False,
+        "buffer_size": _BUFFER_BYTES,
+        # A long name that every row repeats would otherwise be there once for each of them.
+        "read_dictionary": [name for name in TEXT_COLUMNS if name in columns],
+    }
     with pq.ParquetFile(piece.file.path, **options) as parquet:
         yield from parquet.iter_batches(
             batch_size=batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False

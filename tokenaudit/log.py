@@ -46,6 +46,10 @@ MAX_LIMITS = 50
 
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
+MAX_TEXT_BYTES = 2**26
+"""Bytes of one column of names in a row group above which a log is refused."""
+TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT and column.replayed)
+"""The columns of replay that hold names."""
 LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
 """The columns of replay that hold an element per token or per run."""
 _WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
@@ -156,7 +160,9 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     metadata: dict[str, str] = {}
     limits: dict[str, None] = {}
     unknown: dict[str, None] = {}
-    for path in (path for group, _ in found for path in group):
+    listed = [path for group, _ in found for path in group]
+    problems.extend(_named_twice(listed))
+    for path in listed:
         opened = _open_file(path, known, problems)
         if opened is None:
             continue
@@ -329,6 +335,16 @@ def _missing_columns(
         yield Problem(what, f"{path}: {_listing(there)}", hint)
 
 
+def _named_twice(paths: Sequence[Path]) -> Iterator[Problem]:
+    """Files that several arguments name: their rows would count twice."""
+    seen: set[Path] = set()
+    for path in paths:
+        place = path.resolve()
+        if place in seen:
+            yield Problem("the file is named twice", str(path), "name every file of a log once")
+        seen.add(place)
+
+
 def _listing(names: Sequence[str]) -> str:
     shown = ", ".join(names[:40])
     return f"columns are {shown}" + (", …" if len(names) > 40 else "")
@@ -357,8 +373,12 @@ def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) 
         rows = max(group.num_rows, 1)
         for position in range(group.num_columns):
             chunk = group.column(position)
-            if chunk.path_in_schema.split(".")[0] in LIST_COLUMNS:
+            name = chunk.path_in_schema.split(".")[0]
+            if name in LIST_COLUMNS:
                 most = max(most, -(-chunk.num_values // rows))
+            elif name in TEXT_COLUMNS and chunk.total_uncompressed_size > MAX_TEXT_BYTES:
+                what = f"column {name!r} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text in a row group"
+                problems.append(Problem(what, str(path), "it holds names, a few characters each"))
     if most > MAX_ROW_ELEMENTS:
         what = f"a row group has {most} list elements per row on average"
         problems.append(Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response"))

@@ -21,6 +21,8 @@ from tokenaudit.recorded import RecordedPuts
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed, TimelineKind
 from tokenaudit.schema import EventKind
 
+MAX_TASK_ROWS = 2_000_000
+"""Rows of single tasks that a run may have; each holds every metric."""
 MAX_STEPS = 1_000_000
 """Steps a simulated timeline may have."""
 
@@ -69,7 +71,13 @@ def replay(
         UsageError, ConfigError: before the first event, if this log can't be replayed this way.
     """
     kind = timeline_of(digest, timeline)
-    run = _Replay(digest, config, run_tasks(digest, config), on_log_event or _ignore)
+    tasks = run_tasks(digest, config)
+    takes = int((digest.events.kind == KIND_CODE[EventKind.TAKE]).sum())
+    rows = takes if kind is TimelineKind.RECORDED else _steps(digest, config)
+    if rows * len(tasks) > MAX_TASK_ROWS:
+        what = f"{rows} steps of {len(tasks)} tasks make more than {MAX_TASK_ROWS} rows"
+        raise UsageError(Problem(what, digest.name, "set timeline.steps, or split the log"))
+    run = _Replay(digest, config, tasks, on_log_event or _ignore)
     if kind is TimelineKind.RECORDED:
         return run.recorded(on_progress)
     return run.simulated(task_sizes(config, run.tasks), _steps(digest, config), on_progress)

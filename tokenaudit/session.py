@@ -15,7 +15,7 @@ from tokenaudit.cache import DigestCache
 from tokenaudit.config import resolved
 from tokenaudit.config_model import Config
 from tokenaudit.digest import Digest
-from tokenaudit.errors import Problem, ResultError
+from tokenaudit.errors import LogError, Problem, ResultError
 from tokenaudit.files import read_bounded
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, open_log
@@ -174,6 +174,8 @@ def replay_digest(
 ) -> Result:
     """Replay an already digested log under a config; see `replay_log`. `observe` is told every event of the run."""
     config = settings.config
+    if len(digest.events.kind) == 0:
+        raise LogError(Problem("no event is left to replay", digest.name, "every group holds structural faults"))
     kind = timeline_of(digest, timeline)
     progress = stage(on_progress, "replaying", len(digest.events.kind))
     events = replay(digest, config, kind, progress)

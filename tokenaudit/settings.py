@@ -26,6 +26,7 @@ DEFAULT, LOG_METADATA, OVERRIDE = "default", "log metadata", "-s"
 
 _PYPROJECT = "pyproject.toml"
 _MOST_BYTES = 2**20
+_MOST_DOTS = 64
 
 
 class FoundBy(StrEnum):
@@ -285,6 +286,11 @@ def _read_toml(path: Path, source: str) -> dict[str, Any]:
     return _parse_toml(content, source)
 
 
+def _is_deep_table(line: str) -> bool:
+    """Whether an inline table may hold a key of very many parts."""
+    return "{" in line and line.count(".") > _MOST_DOTS
+
+
 def _parse_toml(content: bytes, source: str) -> dict[str, Any]:
     if len(content) > _MOST_BYTES:
         raise ConfigError(Problem("the config file is larger than 1 MiB", source, "is it a config at all?"))
@@ -294,6 +300,9 @@ def _parse_toml(content: bytes, source: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         what = f"the config file is not UTF-8 text (byte {error.start})"
         raise ConfigError(Problem(what, source, "a config is TOML, saved as UTF-8")) from error
+    if any(line.partition("=")[0].count(".") > _MOST_DOTS or _is_deep_table(line) for line in text.split("\n")):
+        # Reading such keys takes time and memory that grow with the square of their length.
+        raise ConfigError(Problem("a key of more than 64 parts", source, "no key of a config has more than four"))
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -351,7 +360,7 @@ def _key_path(key: str, source: str) -> list[str]:
     """The parts of a dotted TOML key."""
     path = []
     try:
-        data: Any = tomllib.loads(f"{key} = 0")
+        data: Any = None if key.count(".") > _MOST_DOTS else tomllib.loads(f"{key} = 0")
     except ValueError:
         data = None
     while isinstance(data, dict) and len(data) == 1:

@@ -53,6 +53,16 @@ def check_outputs(
 def _output_problem(
     path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
 ) -> Problem | None:
+    try:
+        return _told_problem(path, files, folders, suffixes, option)
+    except (OSError, RuntimeError, ValueError) as error:
+        # Names too long or not encodable, loops of links, folders that may not be entered.
+        return Problem(f"{option} can't be written there: {error}", str(path), "check the path and its permissions")
+
+
+def _told_problem(
+    path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
+) -> Problem | None:
     if path.is_dir():
         return Problem(f"{option} names a folder", str(path), "name a file in it")
     if path.suffix.lower() not in suffixes:

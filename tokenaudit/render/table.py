@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -184,7 +185,7 @@ def _fitting(columns: Mapping[str, Sequence[str]], priority: Sequence[str], widt
     # Columns are parted by three characters; the first has none before it.
     room = width + 3
     for name in priority:
-        room -= 3 + max(len(text) for text in (*_header(name).split("\n"), *columns[name]))
+        room -= 3 + max(cell_len(text) for text in (*_header(name).split("\n"), *columns[name]))
         if room < 0:
             break
         kept.add(name)
