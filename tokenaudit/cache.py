@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit import __version__
+from tokenaudit.batches import worker_count
 from tokenaudit.digest import KINDS, STATUSES, Digest, Events, Responses, VersionRuns
 from tokenaudit.errors import LogError, Problem, UsageError
 from tokenaudit.files import replacing
@@ -29,6 +31,7 @@ CACHE_VERSION = 1
 """Version of the entries; others are passed over."""
 
 _META = b"tokenaudit.cache"
+_PIECE_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _TABLES: dict[str, Any] = {"events": Events, "responses": Responses, "runs": VersionRuns}
 _PLAIN = tuple(field.name for field in fields(Digest) if field.name not in (*_TABLES, "log_row"))
@@ -58,7 +61,11 @@ class DigestCache:
         on_progress: Callable[[int], None] | None = None,
     ) -> Digest:
         """The digest of a log, from the cache or made and kept; arguments and errors as for `reading.read_digest`."""
-        content = _content_hash(log)
+        try:
+            content = _content_hash(log)
+        except OSError as error:
+            what = f"can't read the file again: {error.strerror or error}"
+            raise LogError(Problem(what, str(error.filename), "don't change a log while it is read")) from error
         strict = self._entry(content, False, False)
         own = self._entry(content, quarantine, allow_missing_versions)
         for path in dict.fromkeys((strict, own)):
@@ -96,19 +103,23 @@ class DigestCache:
 
 
 def _content_hash(log: Log) -> str:
-    """Hash of the bytes of all files, in order."""
-    whole = hashlib.blake2b(digest_size=32)
-    for file in log.files:
-        part = hashlib.blake2b(digest_size=32)
-        try:
-            with file.path.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    part.update(chunk)
-        except OSError as error:
-            what = f"can't read the file again: {error.strerror or error}"
-            raise LogError(Problem(what, str(file.path), "don't change a log while it is read")) from error
-        whole.update(part.digest())
-    return whole.hexdigest()
+    """Hash of the bytes of all files, in order: of the hashes of their pieces, which threads make."""
+    pieces = [(file.path, begin) for file in log.files for begin in range(0, file.path.stat().st_size, _PIECE_BYTES)]
+    with ThreadPoolExecutor(worker_count()) as pool:
+        return hashlib.sha256(b"".join(pool.map(_piece_hash, pieces))).hexdigest()
+
+
+def _piece_hash(piece: tuple[Path, int]) -> bytes:
+    """Hash of a piece of a file and its length."""
+    path, begin = piece
+    made = hashlib.sha256()
+    left = _PIECE_BYTES
+    with path.open("rb") as file:
+        file.seek(begin)
+        while left and (chunk := file.read(min(_CHUNK_BYTES, left))):
+            made.update(chunk)
+            left -= len(chunk)
+    return made.digest() + (_PIECE_BYTES - left).to_bytes(8, "little")
 
 
 def _arrays(digest: Digest) -> dict[str, np.ndarray[Any, Any]]:

@@ -157,12 +157,12 @@ def start(_: Path) -> None:
 
 def _peak_memory(path: Path) -> float:
     code = (
-        "import resource, sys; from tokenaudit.cli import _run; _run();"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+        "import sys; from tokenaudit.cli import _run; _run();"
+        "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')), file=sys.stderr)"
     )
     arguments = [sys.executable, "-c", code, "replay", str(path), "-q", "--isolated"]
     ran = subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    return int(ran.stderr.split()[-1]) / 1024
+    return int(ran.stderr.split()[-2]) / 1024
 
 
 def _log(folder: Path, shape: LogShape, name: str, *, rows_per_group: int | None = 4096) -> Path:

@@ -16,7 +16,9 @@ _INSTALL = "pip install 'tokenaudit[torch]', or use --device cpu, which needs no
 
 
 def choose_backend(device: str) -> Backend:
-    """The backend of a device; without torch, `auto` and `cpu` compute on numpy with equal bits.
+    """The backend of a device, with equal bits on all.
+
+    `auto` is CUDA, MPS or numpy, the first there is; `cpu` is torch, or numpy where torch isn't installed.
 
     Args:
         device: one of `DEVICES`.
@@ -42,7 +44,8 @@ def choose_backend(device: str) -> Backend:
         if not torch.backends.mps.is_available():
             raise UsageError(Problem("--device mps: there is no MPS device", None, "use --device auto or cpu"))
         return TorchBackend(torch.device("mps"))
-    return TorchBackend(torch.device("cpu"))
+    # torch on a CPU gives equal bits, and takes longer
+    return NumpyBackend() if kind == "auto" else TorchBackend(torch.device("cpu"))
 
 
 def _cuda_index(device: str, index: int | None) -> int:
