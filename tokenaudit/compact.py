@@ -25,13 +25,11 @@ from tokenaudit.schema import (
     META_SOURCE,
     RUN_FIELDS,
     SCHEMA_VERSION,
+    TOKEN_COLUMNS,
     VERSION_RUNS,
     ColumnType,
 )
 from tokenaudit.token_ids import DIFFERENT, SAME
-
-TOKEN_COLUMNS = ("response_ids", "response_model_steps", "response_mask", "logprobs", "train_logprobs")
-"""What a compact log leaves out: an element per token."""
 
 _REWRITTEN = ("response_len", "prior_len", VERSION_RUNS)
 _ROWS_PER_GROUP = 65_536

@@ -22,14 +22,12 @@ from tokenaudit.schema import (
     META_SOURCE,
     RUN_FIELDS,
     SCHEMA_VERSION,
+    TOKEN_COLUMNS,
     VERSION_RUNS,
 )
 
 Row = dict[str, Any]
 """Values by column; what is absent is null. Lists are one-dimensional numpy arrays."""
-
-TOKEN_COLUMNS = ("response_ids", "response_model_steps", "response_mask", "logprobs", "train_logprobs")
-"""Columns with one entry per token."""
 
 _RUN = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
 _TYPES: dict[str, pa.DataType] = {
@@ -42,6 +40,7 @@ _TYPES: dict[str, pa.DataType] = {
     "response_ids": pa.list_(pa.int32()),
     "response_model_steps": pa.list_(pa.int32()),
     "response_mask": pa.list_(pa.int8()),
+    "trained_mask": pa.list_(pa.int8()),
     "logprobs": pa.list_(pa.float32()),
     "train_logprobs": pa.list_(pa.float32()),
     "agentic": pa.bool_(),

@@ -9,8 +9,8 @@ import numpy as np
 
 from tokenaudit.errors import Problem, RecordError, nearest_hint
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log_writer import TOKEN_COLUMNS, Row, element_type
-from tokenaudit.schema import COLUMNS, DEFAULT_TASK, VERSION_RUNS, ColumnType, EventKind
+from tokenaudit.log_writer import Row, element_type
+from tokenaudit.schema import COLUMNS, DEFAULT_TASK, TOKEN_COLUMNS, VERSION_RUNS, ColumnType, EventKind
 
 _OF_EVENT = ("event", "event_id", "train_step", "model_step", "task_name", "group_id", "time_us", VERSION_RUNS)
 RESPONSE_COLUMNS: dict[str, ColumnType] = {

@@ -204,3 +204,10 @@ WORKLOAD_COLUMNS: tuple[Column, ...] = (
 """All columns of a workload: one row per response, in prompt order."""
 
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+
+TOKEN_COLUMNS: tuple[str, ...] = tuple(
+    column.name
+    for column in COLUMNS
+    if column.type in (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.REAL_LIST)
+)
+"""Columns with one entry per token, in schema order."""
