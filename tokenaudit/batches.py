@@ -228,15 +228,8 @@ def _where(piece: _Piece) -> str:
 
 def _most_elements(piece: _Piece, lists: list[str]) -> int:
     """Elements of the list column that has most of them."""
-    sums = dict.fromkeys(lists, 0)
-    for index in piece.row_groups:
-        group = piece.file.metadata.row_group(index)
-        for position in range(group.num_columns):
-            chunk = group.column(position)
-            name = chunk.path_in_schema.split(".")[0]
-            if name in sums:
-                sums[name] += chunk.num_values
-    return max(sums.values())
+    groups = [piece.file.chunks[index] for index in piece.row_groups]
+    return max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
 
 
 def _told_lengths(piece: _Piece) -> Int64s | None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
+from tokenaudit.footer import ChunkSize, chunk_sizes
 from tokenaudit.schema import (
     COLUMNS,
     META_CONFIG,
@@ -64,6 +65,7 @@ class LogFile(NamedTuple):
         columns: the columns of the schema that it has.
         batch_rows: rows per batch that keep a batch within `TARGET_BATCH_ELEMENTS`.
         metadata: its footer.
+        chunks: sizes of the column chunks of every row group, by name of the column.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class LogFile(NamedTuple):
     columns: tuple[str, ...]
     batch_rows: int
     metadata: pq.FileMetaData
+    chunks: tuple[dict[str, ChunkSize], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Log:
     columns: tuple[str, ...]
     metadata: Mapping[str, str]
     notes: tuple[str, ...]
-    limits: tuple[str, ...]
+    limits: tuple[str, ...] = ()
 
     @property
     def config_json(self) -> str | None:
@@ -255,14 +258,15 @@ def _open_file(
             rows = footer.num_rows
             before = len(problems)
             problems.extend(_schema_problems(path, schema, known, metadata))
-            batch_rows = _batch_rows(path, footer, problems)
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+            chunks = chunk_sizes(path)
+            batch_rows = _batch_rows(path, footer, chunks, problems)
+    except (pa.ArrowException, OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
         return None
     if len(problems) > before:
         return None
     columns = tuple(name for name in known if name in schema.names)
-    return LogFile(path, rows, columns, batch_rows, footer), schema.names, metadata
+    return LogFile(path, rows, columns, batch_rows, footer, tuple(chunks)), schema.names, metadata
 
 
 def _unreadable(path: Path, error: Exception) -> Problem:
@@ -365,18 +369,17 @@ def _misspelled(known: Mapping[str, Column], present: set[str], unknown: dict[st
             yield f"column {name!r} is not read; did you mean {close[0]!r}?"
 
 
-def _batch_rows(path: Path, metadata: pq.FileMetaData, problems: list[Problem]) -> int:
+def _batch_rows(
+    path: Path, metadata: pq.FileMetaData, chunks: Sequence[dict[str, ChunkSize]], problems: list[Problem]
+) -> int:
     """Rows per batch that keep the list columns of every row group within the target."""
     most = 0
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        rows = max(group.num_rows, 1)
-        for position in range(group.num_columns):
-            chunk = group.column(position)
-            name = chunk.path_in_schema.split(".")[0]
+    for index, sizes in zip(range(metadata.num_row_groups), chunks, strict=False):
+        rows = max(metadata.row_group(index).num_rows, 1)
+        for name, size in sizes.items():
             if name in LIST_COLUMNS:
-                most = max(most, -(-chunk.num_values // rows))
-            elif name in TEXT_COLUMNS and chunk.total_uncompressed_size > MAX_TEXT_BYTES:
+                most = max(most, -(-size.values // rows))
+            elif name in TEXT_COLUMNS and size.uncompressed_bytes > MAX_TEXT_BYTES:
                 what = f"column {name!r} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text in a row group"
                 problems.append(Problem(what, str(path), "it holds names, a few characters each"))
     if most > MAX_ROW_ELEMENTS:

@@ -137,10 +137,9 @@ def _drift(files: Sequence[LogFile]) -> Iterator[FileNote]:
 
 def _large_parts(files: Sequence[LogFile]) -> Iterator[FileNote]:
     for file in files:
-        metadata = pq.read_metadata(file.path)
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
-            elements = max((group.column(position).num_values for position in range(group.num_columns)), default=0)
+        for index, sizes in enumerate(file.chunks):
+            group = file.metadata.row_group(index)
+            elements = max((size.values for size in sizes.values()), default=0)
             yield from large_notes(file.path.name, index, group.num_rows, group.total_byte_size, elements)
 
 
