@@ -444,7 +444,7 @@ def test_a_file_that_may_not_be_read(work, load, faults, monkeypatch):
 
     (work / "async.toml").write_text("")
     (work / "pyproject.toml").write_text("[tool.tokenaudit]")
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("tokenaudit.files.os.open", refuse)
     assert faults(config="async.toml") == [
         Problem("the config file may not be read", "async.toml", "its permissions are in the way")
     ]
@@ -456,7 +456,7 @@ def test_folders_that_may_not_be_searched_hold_no_config(work, load, monkeypatch
         raise PermissionError(13, "Permission denied")
 
     (work / "tokenaudit.toml").write_text("policy.max_staleness = 1")
-    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "exists", refuse)
     assert load().source == "defaults"
 
 

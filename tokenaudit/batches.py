@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.ahead import Ahead, in_order
-from tokenaudit.columns import Bools, Int64s, integers, nulls, text_codes
+from tokenaudit.columns import Bools, Int64s, check_dictionary, integers, nulls, text_codes
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.log import (
     COPY_AGAIN,
@@ -146,6 +146,9 @@ def _piece_batches(piece: _Piece, columns: Sequence[str], *, by_column: bool = F
         lanes = [[name] for name in lists[1:]] if by_column else []
         lanes.insert(0, [*others, *lists[:1]] if by_column else wanted)
         for arrays, rows in _laned_batches(piece, lanes, batch_rows):
+            for name in TEXT_COLUMNS:
+                if name in arrays:
+                    check_dictionary(arrays[name])
             yield LogBatch(file.path, first_row, arrays, rows)
             first_row += rows
         if first_row != piece.first_row + piece.rows:

@@ -119,6 +119,18 @@ def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None]
     return codes[indices]
 
 
+def check_dictionary(array: pa.Array) -> None:
+    """Refuse indices beyond a dictionary, which pyarrow passes on from damaged files.
+
+    Raises:
+        ArrowInvalid: there is one.
+    """
+    if pat.is_dictionary(array.type):
+        indices = integers(array.indices, len(array), fill=0)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < max(len(array.dictionary), 1):
+            raise pa.ArrowInvalid("an index beyond the dictionary")
+
+
 def _texts(array: Any) -> list[str | None]:
     """The strings of an array; bytes that are no UTF-8 as escapes."""
     try:

@@ -92,6 +92,7 @@ class BatchFaults:
         self.is_faulty = np.zeros(rows, dtype=np.bool_)
         self.counts: Counter[FaultKind] = Counter()
         self.shown: list[Fault] = []
+        self._notes: list[tuple[FaultKind, str, np.ndarray[Any, np.dtype[np.bool_]], Callable[[int], str]]] = []
 
     def add(
         self,
@@ -111,10 +112,18 @@ class BatchFaults:
         positions = np.flatnonzero(is_faulty)
         if len(positions) == 0:
             return
+        self._notes.append((kind, column, is_faulty, describe))
         self.is_faulty |= is_faulty
         self.counts[kind] += len(positions)
         for position in positions[:SHOWN_FAULTS].tolist():
             self.shown.append(Fault(self.path, self._first_row + position, column, describe(position), kind))
+
+    def of_rows(self, where: np.ndarray[Any, np.dtype[np.bool_]]) -> BatchFaults:
+        """The faults of some of the rows."""
+        faults = BatchFaults(self.path, self._first_row, len(self.is_faulty))
+        for kind, column, is_faulty, describe in self._notes:
+            faults.add(kind, column, is_faulty & where, describe)
+        return faults
 
 
 class Faults:

@@ -107,7 +107,10 @@ def check_runs(
     )
     if not allow_missing_versions:
         faults.add(
-            FaultKind.TOO_FEW_VERSIONS, VERSION_RUNS, where & any_of(~is_versioned), lambda _: "a run without a version"
+            FaultKind.TOO_FEW_VERSIONS,
+            VERSION_RUNS,
+            where & ~holds_null & any_of(~is_versioned),
+            lambda _: "a run without a version",
         )
 
 

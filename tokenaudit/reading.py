@@ -174,7 +174,9 @@ class _Gathered:
         pairs = zip(tasks[has_group].tolist(), group_ids[has_group].tolist(), strict=True)
         self._faulty_groups.update(dict.fromkeys((*rows.groups_before, *pairs)))
         if not has_group.all():
-            self._ungrouped.extend(rows.faults)
+            ungrouped = np.zeros(len(rows.faults.is_faulty), dtype=np.bool_)
+            ungrouped[positions[~has_group]] = True
+            self._ungrouped.extend(rows.faults.of_rows(ungrouped))
 
     def raise_faults(self) -> None:
         """Refuse the log if it holds faults that aren't quarantined."""

@@ -357,7 +357,7 @@ class RowChecker:
             faults.add(
                 FaultKind.TOO_FEW_VERSIONS,
                 "response_model_steps",
-                known & (versions.lengths < tokens) & (model_step == NO_VALUE),
+                known & ~faults.is_faulty & (versions.lengths < tokens) & (model_step == NO_VALUE),
                 lambda row: f"{versions.lengths[row]} versions for {tokens[row]} tokens and no model_step",
             )
         faults.add(
