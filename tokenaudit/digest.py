@@ -135,7 +135,9 @@ class Digest:
         for name in self.tasks:
             encoded = name.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        for table in (self.events, self.responses, self.runs):
+        # An assumed prior length is replayed as 0, so a log that says 0 is the same log.
+        prior_len = np.where(self.responses.prior_len == PRIOR_ASSUMED, 0, self.responses.prior_len)
+        for table in (self.events, self.responses._replace(prior_len=prior_len), self.runs):
             for array in table:
                 little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
                 digest.update(len(little).to_bytes(8, "little"))
