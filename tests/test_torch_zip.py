@@ -321,6 +321,7 @@ def test_random_damage_is_refused_or_read_and_never_crashes(tmp_path: Path):
     torch.save({"samples": [sample], "n": np.arange(3)}, tmp_path / "x.pt")
     good = (tmp_path / "x.pt").read_bytes()
     chance = random.Random(7)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(400):
         data = bytearray(good)
         for _ in range(chance.randint(1, 4)):
@@ -330,4 +331,5 @@ def test_random_damage_is_refused_or_read_and_never_crashes(tmp_path: Path):
             load(tmp_path / "y.pt")
         except SourceError:
             continue
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4_000_000
+    # The peak is that of the whole process: other tests may have taken more before.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= max(before, 4_000_000)
