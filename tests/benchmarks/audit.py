@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from tokenaudit.audit.run import audit_log
-from tokenaudit.log import open_log, read_batches
+from tokenaudit.batches import read_batches
+from tokenaudit.log import open_log
 
 ROUNDS = 3
 
