@@ -301,6 +301,17 @@ def test_faults_are_the_same_in_any_batches(tmp_path, monkeypatch, name, most_ro
     assert problems_of(path) == expected
 
 
+@pytest.mark.parametrize("most_rows", [1, 2, 100])
+def test_an_event_id_is_compared_with_the_largest_before_it(tmp_path, monkeypatch, most_rows):
+    small_batches(monkeypatch, rows=most_rows)
+    path = written(tmp_path, [put(5, 1), put(1, 2), put(3, 3), put(5, 1, 4)])
+    assert [problem.what for problem in problems_of(path)] == [
+        "event_id 1 comes after 5",
+        "event_id 3 comes after 5",
+        "2 structural faults: event_id falls (2)",
+    ]
+
+
 def test_tokens_without_versions_can_be_allowed():
     rows = [put(1, tokens=2, model_step=None, response_model_steps=[5]), put(2, 2, tokens=0, model_step=None)]
     digest = make_digest(rows, allow_missing_versions=True)

@@ -104,7 +104,7 @@ def test_as_many_tokens_are_trained_as_the_recorded_masks_have_ones(case):
     assert trained == ones
 
 
-@pytest.mark.parametrize("versions", ["complete", "stamped", "split runs"])
+@pytest.mark.parametrize("versions", ["complete", "stamped", "runs"])
 @pytest.mark.parametrize("case", [*CASES, SAMPLE])
 def test_spelling_versions_otherwise_changes_nothing(case, versions):
     # All puts of these logs have prior_len and model_step, so nothing is lost either way.

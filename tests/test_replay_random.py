@@ -111,6 +111,11 @@ def test_fast_replay_is_the_slow_one(timeline, rows, config, spelling):
     compare(digest, rows, config, timeline_for(digest, timeline))
 
 
+def with_ids(*ids: int) -> Row:
+    """Columns of a put that leave it to the token ids to tell what came before."""
+    return {"response_ids": list(ids), "response_model_steps": [0] * len(ids), "prior_len": None}
+
+
 KEEP = {"timeline": {"train_batch_size": 1}, "policy": {"max_staleness": 9, "enable_partial_rollout": True}}
 FOUND: dict[str, tuple[list[Row], Row, Row]] = {
     # name: rows, config, what the totals must say
@@ -138,6 +143,21 @@ FOUND: dict[str, tuple[list[Row], Row, Row]] = {
         [put(1, train_step=0, tokens=2, status="aborted"), put(2, tokens=5, prior_len=2)],
         KEEP,
         {"carried_in_tokens": 0, "regenerated_tokens": 2, "produced_tokens": 5},
+    ),
+    "token ids that go on": (
+        [put(1, tokens=2, status="aborted", **with_ids(1, 2)), put(2, tokens=3, **with_ids(1, 2, 3))],
+        KEEP,
+        {"restarted_tokens": 0, "produced_tokens": 3},
+    ),
+    "token ids in another order are others": (
+        [put(1, tokens=2, status="aborted", **with_ids(1, 2)), put(2, tokens=3, **with_ids(2, 1, 3))],
+        KEEP,
+        {"restarted_tokens": 2, "produced_tokens": 5},
+    ),
+    "token ids that differ in the last one": (
+        [put(1, tokens=2, status="aborted", **with_ids(1, 2)), put(2, tokens=3, **with_ids(1, 3, 2))],
+        KEEP,
+        {"restarted_tokens": 2, "produced_tokens": 5},
     ),
     "rewards beyond what can be summed are unscored": (
         [put(1, 1, reward=1e301), put(1, 1, 11, reward=-1e308), put(1, 1, 12, reward=0.5)],
