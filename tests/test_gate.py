@@ -470,3 +470,12 @@ def test_lines_of_rules_in_a_file():
 
 def test_the_default_config_has_no_rules():
     assert Config().gate.rules == ()
+
+
+def test_rewards_are_judged_as_the_decimals_that_people_read():
+    run = totals_of(raw_rewards_sum=3418.53)
+    assert [judged(run, rule).exit_code() for rule in ("raw_rewards_sum <= 3418.53", "raw_rewards_sum == 3418.53")] == [
+        PASS,
+        PASS,
+    ]
+    assert judged(run, "raw_rewards_sum <= 3418.529").exit_code() == FAIL

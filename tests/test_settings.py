@@ -512,3 +512,11 @@ def test_a_found_file_is_named_as_a_user_would(tmp_path, work, faults):
     (work / "night").mkdir()
     (work / "night" / "tokenaudit.toml").write_text("zzz = 1")
     assert faults(log_dir=Path("night"))[0].where == "night/tokenaudit.toml: zzz"
+
+
+def test_dots_in_texts_are_no_parts_of_a_key(work, load, faults):
+    rules = ", ".join('"dropped_token_rate{step>=0} <= 99.5%"' for _ in range(90))
+    (work / "many.toml").write_text(f"[gate]\nrules = [{rules}]\n")
+    assert len(load(config="many.toml").config.gate.rules) == 90
+    (work / "deep.toml").write_text("x = {" + "a." * 90 + "a = 1}\n")
+    assert [problem.what for problem in faults(config="deep.toml")] == ["a key of more than 64 parts"]

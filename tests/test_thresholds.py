@@ -19,7 +19,7 @@ from tokenaudit.thresholds import MOST_CHARACTERS, parse_rule
 @st.composite
 def limits(draw: st.DrawFn, figure: Metric | Rate) -> Limit:
     sign = draw(st.sampled_from(Sign))
-    if isinstance(figure, Rate):
+    if isinstance(figure, Rate) and figure.is_share:
         units = [LimitUnit.PERCENT] if sign is Sign.NONE else [LimitUnit.PERCENT, LimitUnit.POINTS]
     else:
         units = [LimitUnit.ONE] if sign is Sign.NONE else [LimitUnit.ONE, LimitUnit.PERCENT]

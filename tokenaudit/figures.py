@@ -109,8 +109,8 @@ def _metric_value(part: RowData, metric: Metric) -> Value:
     if metric.name not in part:
         return Missing.ABSENT
     value = part[metric.name]
-    # A float is a binary fraction, so this loses nothing.
-    return Fraction(value) if isinstance(value, float) else value
+    # The decimal that people read and write limits in, not the binary fraction next to it.
+    return Fraction(repr(value)) if isinstance(value, float) else value
 
 
 def _rate_value(part: RowData, rate: Rate) -> Value:

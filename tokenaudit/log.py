@@ -259,6 +259,8 @@ def _open_file(
             before = len(problems)
             problems.extend(_schema_problems(path, schema, known, metadata))
             chunks = chunk_sizes(path)
+            if len(chunks) != footer.num_row_groups:
+                raise ValueError("the footer is damaged")
             batch_rows = _batch_rows(path, footer, chunks, problems)
     except (pa.ArrowException, OSError, ValueError) as error:
         problems.append(_unreadable(path, error))

@@ -288,7 +288,8 @@ def _read_toml(path: Path, source: str) -> dict[str, Any]:
 
 def _is_deep_table(line: str) -> bool:
     """Whether an inline table may hold a key of very many parts."""
-    return "{" in line and line.count(".") > _MOST_DOTS
+    bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", line)
+    return "{" in bare and bare.count(".") > _MOST_DOTS
 
 
 def _parse_toml(content: bytes, source: str) -> dict[str, Any]:

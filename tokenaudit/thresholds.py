@@ -196,7 +196,7 @@ _SCOPES = ("task", "step")
 def _limit_fault(figure: Figure, limit: Limit) -> tuple[str, str] | None:
     """Why a limit doesn't suit a figure, and what would."""
     number = f"{limit.number:f}"
-    if isinstance(figure, Rate):
+    if isinstance(figure, Rate) and figure.is_share:
         if limit.unit is LimitUnit.ONE and (limit.is_relative or limit.number):
             what = f"{figure.name} is a rate, so its limits are in percent"
             return what, f"write {limit.sign}{number}%" + (f" or {limit.sign}{number}pp" if limit.is_relative else "")

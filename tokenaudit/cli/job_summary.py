@@ -31,6 +31,8 @@ def append_summary(path: Path, report: GateReport) -> None:
     Raises:
         UsageError: the file can't be written.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(Problem("can't write the job summary: not a regular file", str(path), f"see {VARIABLE}"))
     try:
         room = SUMMARY_BYTES - (path.stat().st_size if path.exists() else 0)
         with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
