@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.runs import Int32s
+from tokenaudit.runs import MISSING_VERSION, Int32s
 from tokenaudit.schema import EventKind
 
 KINDS: tuple[EventKind, ...] = tuple(EventKind)
@@ -143,6 +143,11 @@ class Digest:
                 digest.update(len(little).to_bytes(8, "little"))
                 digest.update(little.data)
         return f"sha256:{digest.hexdigest()}"
+
+    @property
+    def unversioned_tokens(self) -> int:
+        """Tokens that the log gives no version."""
+        return int(self.runs.tokens[self.runs.model_step == MISSING_VERSION].sum(dtype=np.int64))
 
     @property
     def has_timeline(self) -> bool:

@@ -109,7 +109,7 @@ def overview(log: Log, digest: Digest) -> Overview:
         model_steps=_span(runs.model_step[runs.model_step != MISSING_VERSION]),
         tokens=int(responses.tokens.sum()),
         trainable_tokens=int(runs.trainable.sum(dtype=np.int64)),
-        unversioned_tokens=int(runs.tokens[runs.model_step == MISSING_VERSION].sum(dtype=np.int64)),
+        unversioned_tokens=digest.unversioned_tokens,
         version_runs=len(runs.tokens),
         group_sizes=_group_sizes(digest, is_put),
         response_len=_quantiles(responses.tokens),

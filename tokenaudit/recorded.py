@@ -51,12 +51,6 @@ class RecordedPuts:
         if resync:
             self._live = self._stamped // sync_weights_interval * sync_weights_interval
 
-    @property
-    def stamped_tokens(self) -> int:
-        """Tokens that carried no version."""
-        runs = self._digest.runs
-        return int(runs.tokens[runs.model_step == MISSING_VERSION].sum(dtype=np.int64))
-
     def live(self, model_step: int) -> int:
         """A recorded version under this timeline."""
         return live_version(model_step, self._interval) if self._resync else model_step

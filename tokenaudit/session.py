@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from tokenaudit.cache import DigestCache
 from tokenaudit.config import resolved
 from tokenaudit.config_model import Config
@@ -25,7 +23,6 @@ from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
 from tokenaudit.run_events import RunEvent, TimelineKind
-from tokenaudit.runs import MISSING_VERSION
 from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
 
 Progress = Callable[[str, int, int], None]
@@ -183,12 +180,11 @@ def replay_digest(
     with no_collections():
         ledger = count(events if observe is None else observed(events, observe), run_tasks(digest, config))
         ledger_of_newest = None if newest is None else count(replay(newest, config, kind), run_tasks(digest, config))
-    runs = digest.runs
     coverage = Coverage(
         quarantined_groups=digest.quarantined_groups,
         quarantined_tokens=digest.quarantined_tokens,
         left_out_puts=ledger.left_out_puts,
-        stamped_tokens=int(runs.tokens[runs.model_step == MISSING_VERSION].sum(dtype=np.int64)),
+        stamped_tokens=digest.unversioned_tokens,
         unscored_rewards=digest.unscored_rewards,
     )
     result = build_result(
