@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tokenaudit import batches, reading
 from tokenaudit import log as log_module
-from tokenaudit.ahead import Ahead, in_order
+from tokenaudit.ahead import Ahead
 from tokenaudit.batches import map_batches, read_batches
 from tokenaudit.errors import LogError
 from tokenaudit.log import open_log
@@ -34,8 +34,8 @@ def no_threads_left(before: int) -> bool:
 
 @given(st.lists(st.lists(st.integers()), max_size=6), st.integers(1, 4), st.integers(0, 5))
 def test_parts_come_in_order(parts: list[list[int]], workers: int, limit: int):
-    got = list(in_order([iter(part) for part in parts], workers, lambda _: 1, limit))
-    assert got == [item for part in parts for item in part]
+    with Ahead([iter(part) for part in parts], workers, lambda _: 1, limit) as items:
+        assert list(items) == [item for part in parts for item in part]
 
 
 def test_a_thread_waits_when_enough_waits_for_the_reader():
@@ -46,7 +46,7 @@ def test_a_thread_waits_when_enough_waits_for_the_reader():
             made.append(item)
             yield item
 
-    with Ahead(items(), lambda _: 10, 25) as ahead:
+    with Ahead([items()], 1, lambda _: 10, 25) as ahead:
         assert next(iter(ahead)) == 0
         time.sleep(0.05)
         assert len(made) <= 6
@@ -59,17 +59,34 @@ def test_an_error_is_raised_in_its_place_and_ends_the_threads():
 
     before = threading.active_count()
     got: list[int] = []
-    with pytest.raises(ValueError, match="broken"):
-        got.extend(in_order([iter([0]), failing(), iter(range(10**9))], 3, lambda _: 1, 30))
+    parts = [iter([0]), failing(), iter(range(10**9))]
+    with pytest.raises(ValueError, match="broken"), Ahead(parts, 3, lambda _: 1, 30) as items:
+        got.extend(items)
+    assert got == [0, 1]
     assert no_threads_left(before)
 
 
 def test_a_reader_that_stops_ends_the_threads():
     before = threading.active_count()
-    items = in_order([iter(range(10**9)) for _ in range(3)], 2, lambda _: 1, 8)
-    assert [next(items), next(items)] == [0, 1]
-    items.close()  # type: ignore[attr-defined]
+    with Ahead([iter(range(10**9)) for _ in range(3)], 2, lambda _: 1, 8) as ahead:
+        items = iter(ahead)
+        assert [next(items), next(items)] == [0, 1]
     assert no_threads_left(before)
+
+
+def test_a_thread_that_is_done_begins_a_part_that_nobody_reads_yet():
+    last_began = threading.Event()
+
+    def slow() -> Iterator[int]:
+        assert last_began.wait(10)
+        yield 0
+
+    def last() -> Iterator[int]:
+        last_began.set()
+        yield 2
+
+    with Ahead([slow(), iter([1]), last()], 2, lambda _: 1, 10) as items:
+        assert list(items) == [0, 1, 2]
 
 
 def table(lengths: list[int], *, versions: list[list[int]] | None = None, **columns: Any) -> pa.Table:

@@ -1,106 +1,104 @@
-"""Work done ahead of its reader: iterators that run in threads of their own, bounded by what they hold."""
+"""Work done ahead of its reader: iterators that run in threads, their items in order and bounded by weight."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Runs an iterable in a thread; its items wait here, in order, for whoever iterates.
+    """Runs iterables in threads; whoever iterates gets their items, one part after the other.
 
-    The thread waits while the items that wait weigh `limit` or more, so that one item may exceed it; one item
-    always has room. An exception is raised at the place in the order where it happened. Leaving the `with` block
-    ends the thread.
+    A thread that ends a part begins the next one, whether or not anybody has come that far. It waits while the items
+    that wait weigh `limit` or more, so that one item a thread may exceed it; the part that is being read always has
+    room for an item. An exception is raised at the place in the order where it happened. Leaving the `with` block
+    ends the threads.
 
     Args:
-        items: what to run; only the thread touches it.
+        parts: what to run; one thread at a time touches a part.
+        workers: threads.
         weigh: the weight of an item, such as its bytes.
-        limit: the weight that may wait.
+        limit: the weight that may wait, all parts together.
     """
 
-    def __init__(self, items: Iterable[T], weigh: Callable[[T], int], limit: int) -> None:
-        self._items = items
+    def __init__(self, parts: Sequence[Iterable[T]], workers: int, weigh: Callable[[T], int], limit: int) -> None:
+        self._parts = parts
         self._weigh = weigh
         self._limit = limit
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[T, int]] = deque()
-        self._weight = 0
-        self._error: BaseException | None = None
-        self._is_done = False
+        self._waiting: list[deque[tuple[T, int]]] = [deque() for _ in parts]
+        self._is_done = [False for _ in parts]
+        self._errors: list[BaseException | None] = [None for _ in parts]
+        self._weight = self._next = self._reading = 0
         self._is_abandoned = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        threads = min(workers, len(parts))
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
 
     def __enter__(self) -> Ahead[T]:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def __iter__(self) -> Iterator[T]:
+        for part, waiting in enumerate(self._waiting):
+            with self._changed:
+                self._reading = part
+                self._changed.notify_all()
+            yield from self._items(part, waiting)
+            error = self._errors[part]
+            if error is not None:
+                raise error
+
+    def _items(self, part: int, waiting: deque[tuple[T, int]]) -> Iterator[T]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_done)
-                if not self._waiting:
-                    break
-                item, weight = self._waiting.popleft()
+                self._changed.wait_for(lambda: waiting or self._is_done[part])
+                if not waiting:
+                    return
+                item, weight = waiting.popleft()
                 self._weight -= weight
                 self._changed.notify_all()
             yield item
-        if self._error is not None:
-            raise self._error
 
-    def _has_room(self) -> bool:
-        return self._weight < self._limit or not self._waiting or self._is_abandoned
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                part = self._next
+                if self._is_abandoned or part == len(self._parts):
+                    return
+                self._next += 1
+            self._run(part)
 
-    def _run(self) -> None:
+    def _run(self, part: int) -> None:
+        waiting = self._waiting[part]
         try:
-            for item in self._items:
+            for item in self._parts[part]:
                 weight = self._weigh(item)
                 with self._changed:
-                    self._changed.wait_for(self._has_room)
+                    self._changed.wait_for(lambda: self._has_room(part))
                     if self._is_abandoned:
                         return
-                    self._waiting.append((item, weight))
+                    waiting.append((item, weight))
                     self._weight += weight
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - it is raised again where the items are read
-            self._error = error
+            self._errors[part] = error
         finally:
             with self._changed:
-                self._is_done = True
+                self._is_done[part] = True
                 self._changed.notify_all()
 
-
-def in_order(parts: Sequence[Iterable[T]], workers: int, weigh: Callable[[T], int], limit: int) -> Iterator[T]:
-    """The items of all parts, one part after the other, while up to `workers` parts run at the same time.
-
-    Args:
-        parts: independent iterables.
-        workers: threads.
-        weigh: the weight of an item.
-        limit: the weight that may wait to be read, all parts together; one item a part may exceed it.
-    """
-    waiting = deque(parts)
-    running: deque[tuple[Ahead[T], ExitStack]] = deque()
-    try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                stack = ExitStack()
-                running.append((stack.enter_context(Ahead(waiting.popleft(), weigh, limit // workers)), stack))
-            first, stack = running[0]
-            yield from first
-            running.popleft()
-            stack.close()
-    finally:
-        for _, stack in running:
-            stack.close()
+    def _has_room(self, part: int) -> bool:
+        is_read_next = part == self._reading and not self._waiting[part]
+        return self._weight < self._limit or is_read_next or self._is_abandoned

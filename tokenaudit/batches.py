@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.ahead import Ahead, in_order
+from tokenaudit.ahead import Ahead
 from tokenaudit.columns import Bools, Int64s, check_dictionary, integers, nulls, text_codes
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.log import (
@@ -33,7 +33,7 @@ MAX_UNTOLD_ELEMENTS = 2**28
 MAX_WORKERS = 8
 """Threads that read; more of them would only hold more memory."""
 
-_PIECE_BATCHES = 8
+_PIECE_BATCHES = 4
 _LANE_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 """How much of a column is read from a file at a time; without it pyarrow reads whole column chunks."""
@@ -110,11 +110,12 @@ def map_batches(
     by_column = len(pieces) < workers
     parts = [map(function, _piece_batches(piece, columns, by_column=by_column)) for piece in pieces]
     rows_done = 0
-    for value in in_order(parts, workers, weigh, limit):
-        yield value
-        rows_done += rows_of(value)
-        if on_progress is not None:
-            on_progress(rows_done)
+    with Ahead(parts, workers, weigh, limit) as values:
+        for value in values:
+            yield value
+            rows_done += rows_of(value)
+            if on_progress is not None:
+                on_progress(rows_done)
 
 
 def worker_count() -> int:
@@ -164,7 +165,7 @@ def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> It
     """Columns by name and rows of every batch; all lanes but the first are read ahead by threads of their own."""
     with ExitStack() as stack:
         first, *others = (_record_batches(piece, lane, batch_rows) for lane in lanes)
-        ahead = [stack.enter_context(Ahead(lane, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others]
+        ahead = [stack.enter_context(Ahead([lane], 1, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others]
         readers = [iter(first), *map(iter, ahead)]
         waiting = [next(reader, None) for reader in readers]
         # Lanes of a damaged file can end at different rows; whoever counts the rows tells.

@@ -79,18 +79,26 @@ def integers(array: pa.Array | None, rows: int, fill: int) -> Int64s:
     if array is None or array.type == pa.null():
         return np.full(rows, fill, dtype=np.int64)
     is_null = nulls(array) if array.null_count else None
-    values = (array if is_null is None else array.fill_null(0)).to_numpy(zero_copy_only=False)
+    values = _ignoring_nulls(array).to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64:
         values = np.minimum(values, np.uint64(LARGEST))
     values = values.astype(np.int64, copy=False)
     return values if is_null is None else np.where(is_null, fill, values)
 
 
+def _ignoring_nulls(array: pa.Array) -> pa.Array:
+    """The values of an array of numbers, anything where it is null: no kernel runs, nothing is copied."""
+    if array.null_count == 0:
+        return array
+    return pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+
+
 def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A column of numbers as float64 of shape [rows], nulls and an absent column as NaN."""
     if array is None or array.type == pa.null():
         return np.full(rows, np.nan)
-    return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    values: Any = _ignoring_nulls(array.cast(pa.float64(), safe=False)).to_numpy(zero_copy_only=False)
+    return np.where(nulls(array), np.nan, values) if array.null_count else values
 
 
 def flags(array: pa.Array | None, rows: int) -> Bools:

@@ -109,9 +109,9 @@ class BatchFaults:
             is_faulty: of shape [rows].
             describe: says what is wrong with a row, given its position in the batch.
         """
-        positions = np.flatnonzero(is_faulty)
-        if len(positions) == 0:
+        if not is_faulty.any():
             return
+        positions = np.flatnonzero(is_faulty)
         self._notes.append((kind, column, is_faulty, describe))
         self.is_faulty |= is_faulty
         self.counts[kind] += len(positions)
