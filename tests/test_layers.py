@@ -72,6 +72,7 @@ LAYERS = (
     "tokenaudit.cache",
     "tokenaudit.precision",
     "tokenaudit.run_events",
+    "tokenaudit.recorded_responses",
     "tokenaudit.recorded",
     "tokenaudit.replay",
     "tokenaudit.semantic_masks",

@@ -253,11 +253,16 @@ class _Counter:
 
 
 def _count_put(account: Account, event: GroupPut) -> None:
+    produced = 0
+    is_whole = True
+    for response in event.responses:
+        produced += response.tokens - response.prior_len
+        is_whole = is_whole and response.status is Status.COMPLETED
     account.add(m.PUT_GROUPS, 1)
     account.add(m.PRODUCED_SAMPLES, len(event.responses))
-    account.add(m.PRODUCED_TOKENS, sum(response.tokens - response.prior_len for response in event.responses))
-    if event.status is Status.FILTERED or all(r.status is Status.COMPLETED for r in event.responses):
-        account.rewards.extend(r.reward for r in event.responses if r.reward is not None)
+    account.add(m.PRODUCED_TOKENS, produced)
+    if is_whole or event.status is Status.FILTERED:
+        account.rewards.extend([r.reward for r in event.responses if r.reward is not None])
 
 
 def _count_rejected(account: Account, event: GroupRejected) -> None:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.digest import PRIOR_UNKNOWN, STATUSES, Digest
+from tokenaudit.digest import PRIOR_UNKNOWN, Digest
 from tokenaudit.lifecycle.staleness import live_version
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
+from tokenaudit.recorded_responses import RecordedResponses
 from tokenaudit.runs import MISSING_VERSION, Int32s, is_prefix
 from tokenaudit.token_ids import SAME, UNKNOWN
 
@@ -50,6 +51,9 @@ class RecordedPuts:
         self._live = self._stamped
         if resync:
             self._live = self._stamped // sync_weights_interval * sync_weights_interval
+        self._responses = RecordedResponses(digest, self._live)
+        self._first_response: list[int] = digest.events.first_response.tolist()
+        self._is_plain, self._prior_tokens = _plain_puts(digest)
 
     def live(self, model_step: int) -> int:
         """A recorded version under this timeline."""
@@ -61,31 +65,16 @@ class RecordedPuts:
         A response of which less is held than the log continued from is regenerated whole, with the version of
         this put.
         """
-        digest = self._digest
-        columns = digest.responses
         first, last = self._span(event)
-        offsets = columns.first_run[first : last + 1].tolist()
-        runs_of_put = self._runs(offsets[0], offsets[-1])
-        rows = zip(
-            columns.rollout_id[first:last].tolist(),
-            columns.segment[first:last].tolist(),
-            columns.status[first:last].tolist(),
-            columns.prior_len[first:last].tolist(),
-            columns.reward[first:last].tolist(),
-            columns.agentic[first:last].tolist(),
-            columns.is_first_put[first:last].tolist(),
-            offsets[1:],
-            strict=True,
-        )
-        responses: list[Response] = []
+        responses = self._responses.rows(first, last)
+        if not held and self._is_plain[event]:
+            return FittedPut(tuple(responses), self._prior_tokens[event], 0, 0, 0)
+        columns = self._digest.responses
+        rows = zip(columns.prior_len[first:last].tolist(), columns.is_first_put[first:last].tolist(), strict=True)
         carried_in = restarted = restarted_by_log = regenerated = 0
-        low = 0
-        for row, (rollout_id, segment, code, prior_len, reward, agentic, is_first, end) in enumerate(rows, first):
-            status = STATUSES[code]
-            high = end - offsets[0]
-            runs = tuple(runs_of_put[low:high])
-            low = high
-            tokens_held = held.get((rollout_id, segment), 0) if held else 0
+        for row, (prior_len, is_first) in enumerate(rows, first):
+            response = responses[row - first]
+            tokens_held = held.get(response.key, 0) if held else 0
             if prior_len == PRIOR_UNKNOWN:
                 prior_len = self._told_prior_len(row, tokens_held)
             elif prior_len < 0:
@@ -95,24 +84,13 @@ class RecordedPuts:
                 lost = tokens_held if is_first else tokens_held - prior_len
                 carried_in += prior_len if is_first else 0
                 restarted += lost
-                restarted_by_log += lost if status is Status.FAILED else 0
+                restarted_by_log += lost if response.status is Status.FAILED else 0
+                if prior_len != response.prior_len:
+                    responses[row - first] = response.continued(prior_len, response.runs)
             else:
                 restarted += tokens_held
                 regenerated += prior_len
-                prior_len = 0
-                runs = self._regenerated(event, runs)
-            responses.append(
-                Response(
-                    rollout_id,
-                    status,
-                    runs,
-                    prior_len=prior_len,
-                    segment=segment,
-                    agentic=agentic,
-                    reward=None if reward != reward else reward,
-                    row=row,
-                )
-            )
+                responses[row - first] = response.continued(0, self._regenerated(event, response.runs))
         return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)
 
     def told_prior_len(self, row: int) -> int:
@@ -131,20 +109,7 @@ class RecordedPuts:
         return total
 
     def _span(self, event: int) -> tuple[int, int]:
-        first_response = self._digest.events.first_response
-        return int(first_response[event]), int(first_response[event + 1])
-
-    def _runs(self, begin: int, end: int) -> list[VersionRun]:
-        """Some runs under this timeline."""
-        runs = self._digest.runs
-        return list(
-            zip(
-                self._live[begin:end].tolist(),
-                runs.tokens[begin:end].tolist(),
-                runs.trainable[begin:end].tolist(),
-                strict=True,
-            )
-        )
+        return self._first_response[event], self._first_response[event + 1]
 
     def _prior_len(self, row: int, tokens_held: int) -> int:
         """Leading tokens that earlier puts produced: recorded, or told from the response's put before."""
@@ -180,6 +145,16 @@ class RecordedPuts:
             model_step = int(self._stamped[low:high].max(initial=0))
         tokens = sum(run[1] for run in runs)
         return ((self.live(model_step), tokens, sum(run[2] for run in runs)),) if tokens else ()
+
+
+def _plain_puts(digest: Digest) -> tuple[list[bool], list[int]]:
+    """Whether an event is the first put of all its responses, their prior lengths recorded; and the sum of these."""
+    columns, first_response = digest.responses, digest.events.first_response
+    is_plain = columns.is_first_put & (columns.prior_len != PRIOR_UNKNOWN)
+    others_before = np.concatenate([[0], np.cumsum(~is_plain)])
+    prior_before = np.concatenate([[0], np.cumsum(np.maximum(columns.prior_len, 0))])
+    others, prior = (before[first_response] for before in (others_before, prior_before))
+    return (np.diff(others) == 0).tolist(), np.diff(prior).tolist()
 
 
 def _stamped(digest: Digest, sync_weights_interval: int) -> Int32s:

@@ -23,7 +23,7 @@ from tokenaudit.lifecycle.events import (
 )
 from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
 from tokenaudit.lifecycle.pool import Pool, Record
-from tokenaudit.lifecycle.staleness import staleness, too_old_from
+from tokenaudit.lifecycle.staleness import newest_too_old, staleness, too_old_from
 from tokenaudit.lifecycle.types import Group, Response, Status, group_status
 
 HELD_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -156,23 +156,31 @@ class ReplayBuffer:
         group = record.group
         policy = self._policies[group.task_name]
         token_threshold = None if group.is_agentic else policy.token_stale_threshold
-        reasons = [
-            _expiry_reason(response, train_step, policy.stale_threshold, token_threshold)
-            for response in group.responses
-        ]
-        pairs = list(zip(group.responses, reasons, strict=True))
-        fresh = tuple(response for response, reason in pairs if reason is None)
+        newest_stale = newest_too_old(train_step, policy.stale_threshold)
+        newest_stale_token = None if token_threshold is None else newest_too_old(train_step, token_threshold)
+        reasons: set[ExpiryReason] = set()
+        expired: list[Response] = []
+        newly_expired: list[Response] = []
+        fresh: list[Response] = []
+        kept: list[Response] = []
+        for response in group.responses:
+            reason = _expiry_reason(response, newest_stale, newest_stale_token)
+            if reason is None:
+                fresh.append(response)
+                kept.append(response)
+                continue
+            reasons.add(reason)
+            expired.append(response)
+            if reason is not ExpiryReason.ARRIVED_EXPIRED:
+                newly_expired.append(response)
+            if policy.retryable:
+                kept.append(response.reset())
         fate = Fate.RESET if policy.retryable else Fate.DISCARDED
         if fate is Fate.RESET:
-            group.responses = tuple(response if reason is None else response.reset() for response, reason in pairs)
+            group.responses = tuple(kept)
             _measure(record, policy)
         if record.status is Status.EXPIRED and where is Where.REFRESH:
-            newly = tuple(
-                response
-                for response, reason in pairs
-                if reason is not None and reason is not ExpiryReason.ARRIVED_EXPIRED
-            )
-            return MembersExpired(group.task_name, group.group_id, train_step, newly)
+            return MembersExpired(group.task_name, group.group_id, train_step, tuple(newly_expired))
         return GroupExpired(
             group.task_name,
             group.group_id,
@@ -180,8 +188,8 @@ class ReplayBuffer:
             where,
             _group_reason(reasons),
             fate,
-            tuple(response for response, reason in pairs if reason is not None),
-            fresh,
+            tuple(expired),
+            tuple(fresh),
         )
 
     def _admit(self, record: Record, status: Status, age: int) -> None:
@@ -243,7 +251,9 @@ def _measure(record: Record, policy: ExpiryPolicy) -> None:
     threshold = policy.stale_threshold
     token_threshold = None if group.is_agentic else policy.token_stale_threshold
     oldest: int | None = None
-    expiry: int | None = None
+    # Of the members that can still expire, the one with the smallest version does so first.
+    oldest_alive: int | None = None
+    newest_trainable: int | None = None
     for response in group.responses:
         version = response.oldest
         if version is None:
@@ -252,12 +262,15 @@ def _measure(record: Record, policy: ExpiryPolicy) -> None:
             oldest = version
         if response.status is Status.EXPIRED:
             continue
-        step = too_old_from(version, threshold)
-        if token_threshold is not None and response.newest_trainable is not None:
-            token_step = too_old_from(response.newest_trainable, token_threshold)
-            step = token_step if token_step < step else step
-        if expiry is None or step < expiry:
-            expiry = step
+        if oldest_alive is None or version < oldest_alive:
+            oldest_alive = version
+        version = response.newest_trainable
+        if version is not None and (newest_trainable is None or version < newest_trainable):
+            newest_trainable = version
+    expiry = None if oldest_alive is None else too_old_from(oldest_alive, threshold)
+    if token_threshold is not None and newest_trainable is not None:
+        token_expiry = too_old_from(newest_trainable, token_threshold)
+        expiry = token_expiry if expiry is None else min(expiry, token_expiry)
     record.oldest = oldest
     record.expiry_step = expiry
 
@@ -276,22 +289,20 @@ def _record_staleness(record: Record, train_step: int) -> int:
     return age
 
 
-def _expiry_reason(
-    response: Response, train_step: int, stale_threshold: int, token_threshold: int | None
-) -> ExpiryReason | None:
+def _expiry_reason(response: Response, newest_stale: int, newest_stale_token: int | None) -> ExpiryReason | None:
+    """Why a response is expired, given the newest versions that are too old for responses and for tokens."""
     if response.status is Status.EXPIRED:
         return ExpiryReason.ARRIVED_EXPIRED
     if response.oldest is None:
         return None
-    if staleness(response.oldest, train_step) >= stale_threshold:
+    if response.oldest <= newest_stale:
         return ExpiryReason.SEQUENCE
-    if token_threshold is None or response.newest_trainable is None:
+    if newest_stale_token is None or response.newest_trainable is None:
         return None
-    stale = staleness(response.newest_trainable, train_step) >= token_threshold
-    return ExpiryReason.TOKEN if stale else None
+    return ExpiryReason.TOKEN if response.newest_trainable <= newest_stale_token else None
 
 
-def _group_reason(reasons: list[ExpiryReason | None]) -> ExpiryReason:
+def _group_reason(reasons: set[ExpiryReason]) -> ExpiryReason:
     """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
     for reason in (ExpiryReason.ARRIVED_EXPIRED, ExpiryReason.SEQUENCE):
         if reason in reasons:

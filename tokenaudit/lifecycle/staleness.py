@@ -29,6 +29,11 @@ def too_old_from(model_step: int, threshold: int) -> int:
     return model_step + threshold + 1
 
 
+def newest_too_old(train_step: int, threshold: int) -> int:
+    """The largest version whose tokens have a staleness of `threshold` or more at `train_step`."""
+    return train_step - threshold - 1
+
+
 def live_version(model_step: int, sync_weights_interval: int) -> int:
     """The version that would have been live at `model_step` had weights been synced every interval."""
     return model_step // sync_weights_interval * sync_weights_interval

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 VersionRun = tuple[int, int, int]
 """(model_step, tokens, trainable tokens) of consecutive tokens made by one version; plain for speed."""
+Measures = tuple[int, int, int | None, int | None]
+"""`tokens`, `trainable_tokens`, `oldest` and `newest_trainable` of a response."""
 
 
 class Status(StrEnum):
@@ -25,6 +27,24 @@ class Status(StrEnum):
     """Generation went wrong; the group is discarded."""
     FILTERED = "filtered"
     """The run's own filter rejected the group; it is discarded."""
+
+
+_MEASURES_OF_NOTHING: Measures = (0, 0, None, None)
+
+
+def measured(runs: Iterable[VersionRun]) -> Measures:
+    """What the lifecycle asks of a response's tokens."""
+    oldest = newest_trainable = None
+    tokens = trainable_tokens = 0
+    for model_step, run_tokens, run_trainable in runs:
+        if run_tokens and (oldest is None or model_step < oldest):
+            oldest = model_step
+        tokens += run_tokens
+        if run_trainable:
+            trainable_tokens += run_trainable
+            if newest_trainable is None or model_step > newest_trainable:
+                newest_trainable = model_step
+    return tokens, trainable_tokens, oldest, newest_trainable
 
 
 class Response:
@@ -65,35 +85,23 @@ class Response:
         rollout_id: int,
         status: Status,
         runs: tuple[VersionRun, ...],
-        *,
         prior_len: int = 0,
         segment: int = 0,
         agentic: bool = False,
         reward: float | None = None,
         row: int = -1,
+        measures: Measures | None = None,
     ) -> None:
+        """`measures` are those of `runs`, for callers that know them already."""
         self.rollout_id = rollout_id
-        self.row = row
-        self.segment = segment
         self.status = status
         self.runs = runs
         self.prior_len = prior_len
+        self.segment = segment
         self.agentic = agentic
         self.reward = reward
-        oldest = newest_trainable = None
-        tokens = trainable_tokens = 0
-        for model_step, run_tokens, run_trainable in runs:
-            if run_tokens and (oldest is None or model_step < oldest):
-                oldest = model_step
-            tokens += run_tokens
-            if run_trainable:
-                trainable_tokens += run_trainable
-                if newest_trainable is None or model_step > newest_trainable:
-                    newest_trainable = model_step
-        self.oldest = oldest
-        self.newest_trainable = newest_trainable
-        self.tokens = tokens
-        self.trainable_tokens = trainable_tokens
+        self.row = row
+        self.tokens, self.trainable_tokens, self.oldest, self.newest_trainable = measures or measured(runs)
 
     def __repr__(self) -> str:
         return f"Response({self.rollout_id}.{self.segment} {self.status} {self.runs})"
@@ -120,9 +128,17 @@ class Response:
         """Identity inside the task: rollout and segment."""
         return (self.rollout_id, self.segment)
 
+    def continued(self, prior_len: int, runs: tuple[VersionRun, ...]) -> Response:
+        """The same response with other tokens, or other tokens of earlier puts."""
+        return Response(
+            self.rollout_id, self.status, runs, prior_len, self.segment, self.agentic, self.reward, self.row
+        )
+
     def reset(self) -> Response:
         """What is left after expiry: no tokens, no versions, no mask, no reward; `agentic` stays."""
-        return Response(self.rollout_id, Status.EXPIRED, (), segment=self.segment, agentic=self.agentic, row=self.row)
+        return Response(
+            self.rollout_id, Status.EXPIRED, (), 0, self.segment, self.agentic, None, self.row, _MEASURES_OF_NOTHING
+        )
 
 
 @dataclass(slots=True)
