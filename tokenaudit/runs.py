@@ -91,7 +91,7 @@ def version_runs(
     if masked.any():
         masked_tokens = run_tokens[masked]
         mask_starts = np.cumsum(masked_tokens) - masked_tokens
-        trainable[masked] = _ones(_as_bytes(mask), mask_starts)
+        trainable[masked] = ones_between(_as_bytes(mask), mask_starts)
     return Runs(counts, run_version, run_tokens.astype(np.int32), trainable)
 
 
@@ -111,8 +111,15 @@ def run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s:
     return np.flatnonzero(is_head)
 
 
-def _ones(flags: np.ndarray[Any, np.dtype[np.uint8]], starts: Int64s) -> np.ndarray[Any, Any]:
-    """Ones from each start to the next; real masks change seldom, and looking at changes alone takes half the time."""
+def ones_between(flags: np.ndarray[Any, np.dtype[np.uint8]], starts: Int64s) -> np.ndarray[Any, Any]:
+    """Ones from each start to the next, and from the last to the end.
+
+    Real masks change seldom, and looking at changes alone takes half the time.
+
+    Args:
+        flags: 0 and 1.
+        starts: rising positions in `flags`, the first of them 0; at least one.
+    """
     is_change = flags[1:] != flags[:-1]
     if np.count_nonzero(is_change) > len(flags) * _MANY_CHANGES:
         return np.add.reduceat(flags, starts, dtype=np.int32)

@@ -79,7 +79,11 @@ def _chunks(lengths: np.ndarray, rows_per_group: int | None) -> Iterator[tuple[i
 
 
 def _rows(shape: LogShape) -> dict[str, np.ndarray]:
-    """All columns but the lists, and `versions`: how many versions each response has."""
+    """All columns but the lists, and what these are made of.
+
+    `versions`: how many versions a response has; `hole_first` and `hole_last`: the stretch of its tokens that its mask
+    leaves out.
+    """
     rng = np.random.default_rng(shape.seed)
     groups = max(1, shape.responses // GROUP_SIZE)
     step_of_group = np.sort(rng.integers(1, shape.steps + 1, groups))
@@ -87,7 +91,13 @@ def _rows(shape: LogShape) -> dict[str, np.ndarray]:
     sigma = 0.9
     lengths = rng.lognormal(np.log(shape.mean_tokens) - sigma**2 / 2, sigma, groups * GROUP_SIZE)
     lengths = np.clip(lengths, 16, 40 * shape.mean_tokens).astype(np.int64).reshape(groups, GROUP_SIZE)
-    versions = np.minimum(rng.geometric(0.45, (groups, GROUP_SIZE)), MAX_VERSIONS)
+    hole_first = (rng.random(lengths.shape) * lengths).astype(np.int64)
+    hole_last = hole_first + (rng.random(lengths.shape) * (lengths - hole_first) * 0.5).astype(np.int64)
+    made = {
+        "versions": np.minimum(rng.geometric(0.45, lengths.shape), MAX_VERSIONS),
+        "hole_first": hole_first,
+        "hole_last": hole_last,
+    }
     parts: list[dict[str, np.ndarray]] = []
     bounds = np.searchsorted(step_of_group, np.arange(1, shape.steps + 2))
     waiting = np.zeros(0, dtype=np.int64)
@@ -98,10 +108,10 @@ def _rows(shape: LogShape) -> dict[str, np.ndarray]:
         parts.extend(_samples(waiting, step))
         done = np.concatenate([waiting, whole])
         prior = np.where(np.isin(done, waiting)[:, None], lengths[done] // 2, 0)
-        parts.append(_puts(done, step, "completed", lengths[done], prior, versions[done]))
+        parts.append(_puts(done, step, "completed", lengths[done], prior, made))
         waiting = fresh[cut[fresh]]
         halves = lengths[waiting] // 2
-        parts.append(_puts(waiting, step, "aborted", halves, np.zeros_like(halves), versions[waiting]))
+        parts.append(_puts(waiting, step, "aborted", halves, np.zeros_like(halves), made))
         parts.append(_event("take", step, batch_size=max(1, len(done) - 1)))
         parts.append(_event("sync", step, model_step=step))
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -109,13 +119,15 @@ def _rows(shape: LogShape) -> dict[str, np.ndarray]:
     is_put = rows["event"] == EVENTS.index("put")
     is_new[1:] = ~(is_put[1:] & is_put[:-1] & (rows["group_id"][1:] == rows["group_id"][:-1]))
     rows["event_id"] = np.cumsum(is_new) - 1
-    rows["reward"] = np.where(is_put, rng.random(len(is_put)).round(3), np.nan)
+    is_whole = is_put & (rows["status"] == STATUSES.index("completed"))
+    rows["reward"] = np.where(is_whole, rng.random(len(is_put)).round(3), np.nan)
     return rows
 
 
 def _event(event: str, step: int, *, model_step: int = -1, batch_size: int = -1) -> dict[str, np.ndarray]:
     values = {"event": EVENTS.index(event), "train_step": step, "model_step": model_step, "batch_size": batch_size}
-    absent = dict.fromkeys(("group_id", "rollout_id", "status", "response_len", "prior_len", "versions"), -1)
+    names = ("group_id", "rollout_id", "status", "response_len", "prior_len", "versions", "hole_first", "hole_last")
+    absent = dict.fromkeys(names, -1)
     return {name: np.array([value]) for name, value in (values | absent).items()}
 
 
@@ -126,7 +138,7 @@ def _samples(groups: np.ndarray, step: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _puts(
-    groups: np.ndarray, step: int, status: str, lengths: np.ndarray, prior: np.ndarray, versions: np.ndarray
+    groups: np.ndarray, step: int, status: str, lengths: np.ndarray, prior: np.ndarray, made: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     count = len(groups) * GROUP_SIZE
     group_id = np.repeat(groups, GROUP_SIZE)
@@ -142,7 +154,7 @@ def _puts(
         "rollout_id": group_id * GROUP_SIZE + np.tile(np.arange(GROUP_SIZE), len(groups)),
         "response_len": lengths.reshape(-1),
         "prior_len": prior.reshape(-1),
-        "versions": versions.reshape(-1),
+        **{name: column[groups].reshape(-1) for name, column in made.items()},
     }
 
 
@@ -171,6 +183,7 @@ def _schema(shape: LogShape) -> pa.Schema:
 
 def _batch(shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng: np.random.Generator) -> pa.RecordBatch:
     lengths = np.maximum(rows["response_len"], 0)
+    position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     is_put = rows["event"] == EVENTS.index("put")
     has_mask = is_put & (rng.random(len(is_put)) < shape.masked_share)
     columns: dict[str, pa.Array] = {}
@@ -182,13 +195,12 @@ def _batch(shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng:
         elif field.name == "task_name":
             columns[field.name] = _text(np.where(rows["group_id"] >= 0, rows["group_id"] % 2, 0), ("code", "math"))
         elif field.name == "response_model_steps":
-            versions = _versions(lengths, rows["versions"], rows["model_step"])
-            columns[field.name] = _lists(versions, lengths, is_put)
+            columns[field.name] = _lists(_versions(rows, lengths, position), lengths, is_put)
         elif field.name == "response_mask":
-            columns[field.name] = _lists(_masks(lengths * has_mask, rng), lengths * has_mask, has_mask)
+            masks = _masks(rows, lengths, position)[np.repeat(has_mask, lengths)]
+            columns[field.name] = _lists(masks, lengths * has_mask, has_mask)
         elif field.name == "response_ids":
-            ids = rng.integers(0, 150_000, int(lengths.sum()), dtype=np.int32)
-            columns[field.name] = _lists(ids, lengths, is_put)
+            columns[field.name] = _lists(_ids(rows, lengths, position), lengths, is_put)
         elif field.name == "reward":
             columns[field.name] = pa.array(rows["reward"], mask=np.isnan(rows["reward"]))
         else:
@@ -202,25 +214,33 @@ def _text(codes: np.ndarray, names: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, pa.array(names))
 
 
-def _versions(lengths: np.ndarray, versions: np.ndarray, newest: np.ndarray) -> np.ndarray:
-    """Rising versions up to `newest`, each with about the same share of the tokens."""
-    total = int(lengths.sum())
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    position = np.arange(total) - starts
-    count = np.repeat(np.maximum(versions, 1), lengths)
-    from_end = count - 1 - position * count // np.repeat(np.maximum(lengths, 1), lengths)
-    return np.maximum(np.repeat(newest, lengths) - from_end, 0).astype(np.int32)
+def _versions(rows: dict[str, np.ndarray], lengths: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Of the first put of a response, rising versions up to its own, each with about the same share of the tokens.
+
+    Tokens that a second put adds have its version, the next one.
+    """
+    goes_on = rows["prior_len"] > 0
+    first_len = np.where(goes_on, rows["prior_len"], lengths)
+    first_newest = rows["model_step"] - goes_on
+    count = np.maximum(rows["versions"], 1)
+    first_len, first_newest, count, newest = (
+        np.repeat(column, lengths) for column in (first_len, first_newest, count, rows["model_step"])
+    )
+    from_end = count - 1 - position * count // np.maximum(first_len, 1)
+    return np.where(position < first_len, np.maximum(first_newest - from_end, 0), newest).astype(np.int32)
 
 
-def _masks(lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _masks(rows: dict[str, np.ndarray], lengths: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Ones, but for one stretch in each response: the output of a tool."""
-    starts = np.cumsum(lengths) - lengths
-    first = (rng.random(len(lengths)) * lengths).astype(np.int64)
-    size = (rng.random(len(lengths)) * (lengths - first) * 0.5).astype(np.int64)
-    change = np.zeros(int(lengths.sum()) + 1, dtype=np.int8)
-    np.subtract.at(change, starts + first, 1)
-    np.add.at(change, starts + first + size, 1)
-    return (1 + np.cumsum(change[:-1], dtype=np.int8)).astype(np.int8)
+    first, last = (np.repeat(rows[name], lengths) for name in ("hole_first", "hole_last"))
+    return ((position < first) | (position >= last)).astype(np.int8)
+
+
+def _ids(rows: dict[str, np.ndarray], lengths: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Token ids that look random and are the same in every put of a response."""
+    mixed = np.repeat(rows["rollout_id"], lengths).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed + position.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(150_000)).astype(np.int32)
 
 
 def _lists(values: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> pa.Array:

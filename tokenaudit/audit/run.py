@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 
@@ -43,9 +41,6 @@ CHECKS: dict[str, Check] = (
 
 CLIP_EPSILON = 0.2
 """Half the width of the range that importance ratios should be in, unless told otherwise."""
-
-_WAITING = 2
-"""Batches that may wait for their scan, so that memory stays flat."""
 
 _READ = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
 
@@ -112,39 +107,28 @@ def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, Lo
                 on_progress=_stage(on_progress, log),
             )
         except LogError as error:
-            if sum(len(part.arrays["kind"]) for part in scans.done()) < log.rows:
+            if sum(len(part.arrays["kind"]) for part in scans.in_order()) < log.rows:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return files, LogTable(scans.done(), [file.path for file in log.files]), digest, why
+        return files, LogTable(scans.in_order(), [file.path for file in log.files]), digest, why
     return files, LogTable([], []), None, "no file of the log can be read"
 
 
 class _Scans:
-    """Scans batches in a thread of its own while the digest goes on with them; few batches wait at a time.
-
-    Batches may come in any order, and from several threads.
-    """
+    """The scans of a log's batches, which may come in any order and from several threads."""
 
     def __init__(self, log: Log) -> None:
         self._place = {file.path: place for place, file in enumerate(log.files)}
-        self._lock = Lock()
-        self._executor = ThreadPoolExecutor(max_workers=1)
-        self._futures: list[Future[Scanned]] = []
+        self._scanned: list[Scanned] = []
 
     def add(self, batch: LogBatch) -> None:
-        """Scan the next batch soon."""
-        with self._lock:
-            self._futures.append(self._executor.submit(scan_batch, batch))
-            waited_for = self._futures[-_WAITING - 1] if len(self._futures) > _WAITING else None
-        if waited_for is not None:
-            waited_for.result()
+        """Scan a batch."""
+        self._scanned.append(scan_batch(batch))
 
-    def done(self) -> list[Scanned]:
-        """All scans, once they are there, in the order of the log."""
-        self._executor.shutdown()
-        scanned = [future.result() for future in self._futures]
-        return sorted(scanned, key=lambda part: (self._place[part.path], part.first_row))
+    def in_order(self) -> list[Scanned]:
+        """All scans, in the order of the log."""
+        return sorted(self._scanned, key=lambda part: (self._place[part.path], part.first_row))
 
 
 def _stage(on_progress: Progress | None, log: Log) -> Callable[[int], None] | None:

@@ -17,6 +17,7 @@ from tokenaudit.columns import Bools, Int64s, Lists
 from tokenaudit.digest import KIND_CODE, KINDS, STATUS_CODE
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
+from tokenaudit.runs import ones_between, run_heads
 from tokenaudit.schema import DEFAULT_TASK, EventKind
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -35,8 +36,6 @@ PAD_RUN = 3
 
 _PUT = KIND_CODE[EventKind.PUT]
 _TEXTS_KEPT = 20
-_LONG_PART = 300
-"""Mean elements of a part from which on counting part by part is faster."""
 _INTEGERS = (
     "event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size", "response_len", "prior_len",
     "prompt_len", "experts_len", "tool_turns", "seq_staleness", "start_model_step", "loss_tokens",
@@ -161,10 +160,7 @@ def _versions(versions: Lists, mask: Lists) -> Arrays:
         return arrays
     filled = np.flatnonzero(versions.lengths)
     starts = _starts(versions.lengths)
-    is_head = np.empty(len(values), dtype=np.bool_)
-    np.not_equal(values[1:], values[:-1], out=is_head[1:])
-    is_head[starts[filled]] = True
-    heads = np.flatnonzero(is_head)
+    heads = run_heads(values, versions.lengths)
     runs = values[heads].astype(np.int64)
     first_run = np.searchsorted(heads, starts[filled])
     arrays["oldest"][filled] = np.minimum.reduceat(runs, first_run)
@@ -230,15 +226,8 @@ def _mask(mask: Lists, prior_len: Int64s | None) -> Arrays:
 def _sums(flags: np.ndarray[Any, np.dtype[np.uint8]], lengths: Int64s) -> Int64s:
     """Sums of consecutive parts of 0 and 1."""
     filled = np.flatnonzero(lengths)
-    starts = _starts(lengths)[filled]
     sums = np.zeros(len(lengths), dtype=np.int64)
-    if len(flags) < _LONG_PART * len(filled):
-        sums[filled] = np.add.reduceat(flags, starts, dtype=np.int64)
-        return sums
-    # Counting whole parts is so much faster than adding elements that calls per part pay off.
-    bits = flags.view(np.bool_)
-    bounds = zip(starts.tolist(), (starts + lengths[filled]).tolist(), strict=True)
-    sums[filled] = [np.count_nonzero(bits[first:last]) for first, last in bounds]
+    sums[filled] = ones_between(flags, _starts(lengths)[filled])
     return sums
 
 
