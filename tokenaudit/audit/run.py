@@ -31,7 +31,7 @@ from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import COLUMNS
-from tokenaudit.session import Progress
+from tokenaudit.session import Progress, no_collections
 from tokenaudit.settings import DEFAULT, OVERRIDE, load_settings
 
 CHECKS: dict[str, Check] = (
@@ -148,7 +148,8 @@ def _case(
     why = why_unreadable or ("" if config else "no config is known")
     if digest is not None and puts is not None and config is not None:
         try:
-            life = follow(digest, config, puts)
+            with no_collections():
+                life = follow(digest, config, puts)
         except TokenauditError as error:
             why = error.problems[0].what
     takes = recorded_takes(table)
