@@ -11,7 +11,7 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import recorded_takes
+from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import STATUS_CODE, STATUSES
 from tokenaudit.lifecycle.types import Status
@@ -36,7 +36,7 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
             continue
         add_checked(rule, findings, 1, "taken groups")
         rollouts = {member.rollout_id for member in taken.event.responses}
-        if len(rollouts) >= size:
+        if len(rollouts) == size:
             continue
         last_put = last_put or _last_rows(case.table)
         status, put_number = case.table["status"], case.table.put_number
@@ -46,6 +46,10 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
             if rollout not in rollouts
         ]
         text = f"taken at step {taken.event.train_step} with {len(rollouts)} of {plural(size, 'member')}"
+        if len(rollouts) > size:
+            text = (
+                f"taken at step {taken.event.train_step} with {plural(len(rollouts), 'member')}, group_size is {size}"
+            )
         row = int(life.put_rows(taken.put)[0])
         findings.add(rule, case.table.group_subject(row), "; ".join([text, *missing[:3]]))
 
@@ -156,6 +160,9 @@ def _zero_variance(case: Case, rule: Rule, findings: Findings) -> None:
 
 def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
+    if not has_recorded_takes(table):
+        _unfinished_replayed(case, rule, findings)
+        return
     for take in recorded_takes(table):
         add_checked(rule, findings, 1, "recorded takes")
         if not take.put_rows:
@@ -166,6 +173,52 @@ def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:
                 findings.add(rule, table.subject(row), f"{STATUSES[status]} response taken at step {take.train_step}")
+
+
+def _unfinished_replayed(case: Case, rule: Rule, findings: Findings) -> None:
+    """A group counts as completed where its members are neither failed, aborted, expired nor filtered: init remains."""
+    life, status = case.replayed, case.table["status"]
+    add_checked(rule, findings, len(life.taken), "taken groups")
+    for taken in life.taken:
+        if all(member.status is Status.COMPLETED for member in taken.event.responses):
+            continue
+        for row in life.put_rows(taken.put).tolist():
+            if status[row] != _COMPLETED:
+                text = f"{STATUSES[int(status[row])]} response taken at step {taken.event.train_step}"
+                findings.add(rule, case.table.subject(row), text)
+
+
+def _in_two_groups(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    moved = table.moved_from
+    add_rows(
+        case, rule, findings, moved >= 0,
+        lambda row: f"put {table.put_number[moved[row]]} of this rollout was in group {table['group_id'][moved[row]]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(table.is_put.sum()))
+
+
+def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    members: dict[tuple[int, int], set[int]] = {}
+    puts_again = 0
+    for rows in _put_spans(table):
+        row = int(rows[0])
+        key, rollouts = (int(table["task"][row]), int(table["group_id"][row])), set(table["rollout_id"][rows].tolist())
+        before = members.get(key)
+        members[key] = rollouts
+        if before is None:
+            continue
+        puts_again += 1
+        gone, new = sorted(before - rollouts), sorted(rollouts - before)
+        parts = [
+            f"{plural(len(ids), 'rollout')} {what} ({', '.join(map(str, ids[:3]))}{', …' if len(ids) > 3 else ''})"
+            for what, ids in (("missing", gone), ("new", new))
+            if ids
+        ]
+        if parts:
+            findings.add(rule, table.group_subject(row), " and ".join(parts))
+    add_checked(rule, findings, puts_again, "groups put again")
 
 
 def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:
@@ -192,4 +245,6 @@ CHECKS: dict[str, Check] = {
     "group-zero-variance": _zero_variance,
     "unfinished-row-trained": _unfinished,
     "reward-missing": _reward_missing,
+    "rollout-in-two-groups": _in_two_groups,
+    "group-members-changed": _members_changed,
 }

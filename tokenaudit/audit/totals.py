@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tokenaudit import metrics as m
@@ -10,6 +12,9 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule
 from tokenaudit.digest import KIND_CODE
 from tokenaudit.ledger import Account, combined
+from tokenaudit.lifecycle.events import GroupTaken
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Response
 from tokenaudit.schema import EventKind
 
 _TAKE, _SYNC = KIND_CODE[EventKind.TAKE], KIND_CODE[EventKind.SYNC]
@@ -29,6 +34,39 @@ def _step_without_tokens(case: Case, rule: Rule, findings: Findings) -> None:
             stale = _of(account, m.MASKED_STALE_TOKENS)
             text = f"0 of {plural(taken, 'token')} trainable ({stale} of them stale)"
             findings.add(rule, Subject(train_step=row.train_step), text)
+
+
+def _untrained_response(case: Case, rule: Rule, findings: Findings) -> None:
+    taken: dict[int, list[GroupTaken]] = {}
+    for entry in case.replayed.taken:
+        taken.setdefault(entry.event.train_step, []).append(entry.event)
+    for step, groups in taken.items():
+        members = [(member, group) for group in groups for member in group.responses]
+        add_checked(rule, findings, len(members), "taken responses")
+        untrained = [(member, group) for member, group in members if not _fresh_trainable(member, group)]
+        # A step in which nothing at all is trained is told by step-without-trainable-tokens.
+        if untrained and len(untrained) < len(members):
+            stale = sum(any(trainable for _, _, trainable in member.runs) for member, _ in untrained)
+            text = f"{len(untrained)} of {plural(len(members), 'response')} taken have no token to train ({stale} of"
+            text += f" them too old): the batch is in effect {len(members) - len(untrained)}"
+            findings.add(rule, Subject(train_step=step), text)
+
+
+def _fresh_trainable(member: Response, group: GroupTaken) -> bool:
+    limit = group.token_stale_threshold
+    return any(
+        trainable and (limit is None or staleness(version, group.train_step) < limit)
+        for version, _, trainable in member.runs
+    )
+
+
+def _without_take(case: Case, rule: Rule, findings: Findings) -> None:
+    steps = sorted({step.train_step for step in case.replayed.steps})
+    add_checked(rule, findings, len(steps), "steps")
+    for before, after in pairwise(steps):
+        if after > before + 1:
+            span = f"step {before + 1}" if after == before + 2 else f"steps {before + 1} to {after - 1}"
+            findings.add(rule, Subject(train_step=before + 1), f"no take of {span}")
 
 
 def _denominator(case: Case, rule: Rule, findings: Findings) -> None:
@@ -123,6 +161,8 @@ CHECKS: dict[str, Check] = {
     "denominator-mismatch": _denominator,
     "produced-token-double-count": _double_count,
     "multi-update-batch": _multi_update,
+    "untrained-response-taken": _untrained_response,
+    "step-without-take": _without_take,
     "nothing-audited": _nothing_audited,
     "input-truncated-file": file_check,
     "input-unreadable-column": file_check,

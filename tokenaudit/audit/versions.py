@@ -10,10 +10,12 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.scan import ABSENT
+from tokenaudit.audit.scan_runs import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import KIND_CODE
-from tokenaudit.schema import EventKind
+from tokenaudit.faults import FaultKind
+from tokenaudit.schema import VERSION_RUNS, EventKind
 
 _PUT, _SYNC = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SYNC]
 _SUSPECT_UNIT = 8
@@ -30,10 +32,12 @@ def _missing(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     tokens, recorded = table["tokens"], np.maximum(table["versions_len"], 0)
     missing = np.where(table.known & ~table.present("model_step"), np.maximum(tokens - recorded, 0), 0)
-    all_tokens = int(tokens[table.known].sum())
+    if "runs_unversioned" in table:
+        # A run says itself what made it, so the version of the put doesn't fill it in.
+        missing += np.where(table.known, np.maximum(table["runs_unversioned"], 0), 0)
+    coverage = 100 * (1 - int(missing.sum()) / max(int(tokens[table.known].sum()), 1))
 
     def message(row: int) -> str:
-        coverage = 100 * (1 - missing.sum() / max(all_tokens, 1))
         return (
             f"{missing[row]} of {plural(int(tokens[row]), 'token')} carry no version and the put has no model_step "
             f"(the log has versions for {coverage:.1f} % of its tokens)"
@@ -165,6 +169,39 @@ def _of_split_rollout(table: LogTable) -> Bools:
     return is_split
 
 
+def _not_synced(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    newest, synced = _newest(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
+    # What the engine held before the first sync in the log isn't told.
+    reached = np.maximum.accumulate(synced) if table.rows else synced
+    told = table.is_put & (newest != ABSENT) & (reached != ABSENT)
+    add_rows(
+        case, rule, findings, told & (newest > reached),
+        lambda row: f"version {newest[row]}, while the newest that a sync brought before is {reached[row]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(told.sum()))
+
+
+_RUN_MESSAGES = {
+    FaultKind.NULL_ELEMENT: "it holds a null",
+    FaultKind.BAD_RUN: "a run has no tokens, a version below 0, or more trainable tokens than tokens",
+    FaultKind.RUNS_BESIDE_TOKENS: "it stands beside response_model_steps or response_mask",
+}
+
+
+def _runs_damaged(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    fault, sums = table["runs_fault"], table["runs_sum"]
+
+    def message(row: int) -> str:
+        kind = RUN_FAULTS[fault[row] - 1]
+        text = f"its runs have {plural(int(sums[row]), 'token')}, the response {table['tokens'][row]}"
+        return f"{VERSION_RUNS}: {_RUN_MESSAGES.get(kind, text)}"
+
+    add_rows(case, rule, findings, table.is_put & (fault > 0), message)
+    add_checked(rule, findings, int(table.is_put.sum()))
+
+
 def _stamped_late(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     start, stamp = table["start_model_step"], table["model_step"]
@@ -252,6 +289,8 @@ CHECKS: dict[str, Check] = {
     "version-length-mismatch": _too_many,
     "version-placeholder": _placeholder,
     "version-from-future": _from_future,
+    "version-not-synced": _not_synced,
+    "version-runs-damaged": _runs_damaged,
     "version-regression": _regression,
     "version-unit-suspect": _unit_suspect,
     "version-stamped-late": _stamped_late,
