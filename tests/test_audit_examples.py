@@ -74,6 +74,15 @@ def test_without_prior_len_the_ids_tell_which_tokens_are_the_same(ids: list[int]
     assert messages(report, "version-restamped") == (expected if found else [])
 
 
+def test_a_sync_of_a_version_that_was_not_trained_yet_is_from_the_future(tmp_path: Path):
+    rows = [put(1, 3), sync(2, 4, 4), sync(3, 5, 7)]
+    report = audited(tmp_path / "log", rows)
+    assert messages(report, "version-from-future") == ["a sync brings version 7 after step 5"]
+    assert (
+        messages(audited(tmp_path / "twice", [put(1, 3), sync(2, 4, 8), sync(3, 5, 10)]), "version-from-future") == []
+    )
+
+
 def test_a_counter_of_samples_is_a_version_from_the_future(tmp_path: Path):
     report = audited(tmp_path / "log", [of_versions([210, 210], 5)])
     assert messages(report, "version-from-future") == ["version 210 at step 5: the newest possible is 4"]
@@ -172,6 +181,13 @@ def test_a_batch_that_never_fills_names_who_is_missing(tmp_path: Path):
         "the run stops after step 18 of 30 with 125 of 128 completed groups; 3 groups without a final put: "
         "9001, 9004, 9017"
     ]
+
+
+def test_event_ids_that_begin_again_are_one_finding(tmp_path: Path):
+    rows = [put(n, n) for n in (5, 6, 7)] + [put(n, 10 + n) for n in range(5)] + [put(6, 20), put(None, 21), put(3, 22)]
+    assert messages(audited(tmp_path / "log", rows), "event-order") == [
+        "event_id 0 comes after 7", "event_id 3 comes after 6",
+    ]  # fmt: skip
 
 
 def test_a_restart_that_trains_again_what_was_trained(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -200,25 +201,38 @@ def _in_two_groups(case: Case, rule: Rule, findings: Findings) -> None:
 
 def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
-    members: dict[tuple[int, int], set[int]] = {}
-    puts_again = 0
-    for rows in _put_spans(table):
-        row = int(rows[0])
-        key, rollouts = (int(table["task"][row]), int(table["group_id"][row])), set(table["rollout_id"][rows].tolist())
-        before = members.get(key)
-        members[key] = rollouts
-        if before is None:
-            continue
-        puts_again += 1
-        gone, new = sorted(before - rollouts), sorted(rollouts - before)
+    rows = np.flatnonzero(table.is_put)
+    starts = np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))
+    if len(rows) == 0:
+        return
+    rollout = table["rollout_id"][rows]
+    # Sums of well mixed ids tell sets apart without holding one for every group.
+    members = np.add.reduceat(np.where(table.segment[rows] == 0, _mixed(rollout), 0), starts)
+    task, group_id = table["task"][rows[starts]], table["group_id"][rows[starts]]
+    order = np.lexsort((group_id, task))
+    before, now = order[:-1], order[1:]
+    same_group = (task[before] == task[now]) & (group_id[before] == group_id[now])
+    add_checked(rule, findings, int(same_group.sum()), "groups put again")
+    changed = np.flatnonzero(same_group & (members[before] != members[now]))
+    ends = np.append(starts[1:], len(rows))
+    for index in changed[np.argsort(now[changed])].tolist():
+        earlier, later = (
+            set(rollout[starts[put] : ends[put]].tolist()) for put in (int(before[index]), int(now[index]))
+        )
         parts = [
             f"{plural(len(ids), 'rollout')} {what} ({', '.join(map(str, ids[:3]))}{', …' if len(ids) > 3 else ''})"
-            for what, ids in (("missing", gone), ("new", new))
+            for what, ids in (("missing", sorted(earlier - later)), ("new", sorted(later - earlier)))
             if ids
         ]
-        if parts:
-            findings.add(rule, table.group_subject(row), " and ".join(parts))
-    add_checked(rule, findings, puts_again, "groups put again")
+        findings.add(rule, table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
+
+
+def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Numbers that look random, the same for the same id (the finalizer of splitmix64)."""
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:

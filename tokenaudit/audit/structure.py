@@ -36,10 +36,13 @@ def _unknown_status(case: Case, rule: Rule, findings: Findings) -> None:
 
 def _event_order(case: Case, rule: Rule, findings: Findings) -> None:
     ids = case.table["event_id"]
-    reached = np.maximum.accumulate(ids) if len(ids) else ids
-    where = np.zeros(len(ids), dtype=np.bool_)
-    where[1:] = (ids[1:] < reached[:-1]) & (ids[1:] != ABSENT)
-    add_rows(case, rule, findings, where, lambda row: f"event_id {ids[row]} comes after {reached[row - 1]}")
+    rows = np.flatnonzero(ids != ABSENT)
+    # Where ids begin again, as after a restart, the fall is told once and not for every row behind it.
+    falls = rows[1:][ids[rows[1:]] < ids[rows[:-1]]]
+    where, before = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.int64)
+    where[falls] = True
+    before[rows[1:]] = ids[rows[:-1]]
+    add_rows(case, rule, findings, where, lambda row: f"event_id {ids[row]} comes after {before[row]}")
     add_checked(rule, findings, len(ids))
 
 

@@ -96,6 +96,21 @@ def suspect_unit(table: LogTable) -> int | None:
     return unit if unit >= _SUSPECT_UNIT and len(versions) > 1 else None
 
 
+def syncs(table: LogTable) -> Bools:
+    """Sync rows that tell their step and version."""
+    return (table["kind"] == _SYNC) & table.present("model_step") & table.present("train_step")
+
+
+def updates_per_step(table: LogTable) -> int | None:
+    """How many versions a step makes, where all syncs agree on 2 or more; else None."""
+    rows = np.flatnonzero(syncs(table))
+    step, version = table["train_step"][rows], table["model_step"][rows]
+    updates = np.unique(version[step > 0] / step[step > 0])
+    if len(rows) > 1 and len(updates) == 1 and updates[0] >= 2 and updates[0] == int(updates[0]):
+        return int(updates[0])
+    return None
+
+
 def _unit_suspect(case: Case, rule: Rule, findings: Findings) -> None:
     unit = suspect_unit(case.table)
     add_checked(rule, findings, int(case.table.known.sum()))
@@ -118,6 +133,14 @@ def _from_future(case: Case, rule: Rule, findings: Findings) -> None:
         case, rule, findings, rows & (newest > possible),
         lambda row: f"version {newest[row]} at step {step[row]}: the newest possible is {possible[row]}",
     )  # fmt: skip
+    # A sync names the step just trained.
+    synced, brought = syncs(table), table["model_step"]
+    add_checked(rule, findings, int(synced.sum()))
+    if updates_per_step(table) is None:
+        add_rows(
+            case, rule, findings, synced & (brought > step),
+            lambda row: f"a sync brings version {brought[row]} after step {step[row]}",
+        )  # fmt: skip
 
 
 def _regression(case: Case, rule: Rule, findings: Findings) -> None:
