@@ -117,7 +117,9 @@ def test_rules_that_had_nothing_to_look_at_are_no_verdict(run_cli, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "tokenaudit.audit", "schema_version": 9}',
-                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}'])  # fmt: skip
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}',
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [], '
+                                     '"rules": [{"name": "x", "counts": {"error": Infinity}}]}'])  # fmt: skip
 def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Path):
     (tmp_path / "base.json").write_text(content)
     ran = run_cli("audit", broken(tmp_path), "--baseline", "base.json")

@@ -157,7 +157,7 @@ def _known(baseline: Mapping[str, Any], source: str) -> tuple[dict[str, int], di
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
                 counts[str(rule["name"]), Severity(severity)] = int(count)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"damaged baseline: {type(error).__name__}: {error}"
         raise ResultError(Problem(what, source, hint)) from error
     return known, counts
