@@ -12,6 +12,7 @@ from tokenaudit.audit.catalogue import RULE_BY_NAME
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.run import audit_log
+from tokenaudit.schema import RUN_FIELDS
 
 Row = dict[str, Any]
 
@@ -87,6 +88,11 @@ def lengths(taken: int, expired: int) -> list[Row]:
     return [*rows, refresh(60, 9), take(61, 9, 0)]
 
 
+def runs(*parts: tuple[int, int, int]) -> list[dict[str, int]]:
+    """Version runs: version, tokens, trainable tokens."""
+    return [dict(zip(RUN_FIELDS, part, strict=True)) for part in parts]
+
+
 VALID = one()
 
 CASES: dict[str, Case] = {
@@ -131,6 +137,9 @@ CASES: dict[str, Case] = {
         [*many(20, tokens=8, finish_reason="stop"), put(90, 90, tokens=3, finish_reason="stop")],
         [*many(20, tokens=8, finish_reason="stop"), put(90, 90, tokens=8, finish_reason="length")],
         "95 % of responses (20 of 21) have exactly 8 tokens and none says that it was cut off", severity="warning",
+    ),
+    "logprob-positive": Case(
+        one(logprobs=[-0.1, 0.2, 3.0]), one(logprobs=[-0.1, 0.009, 0.0]), "2 tokens with logprobs above 0"
     ),
     # ---- versions
     "version-missing": Case(
@@ -181,6 +190,16 @@ CASES: dict[str, Case] = {
         [put(n, n, train_step=9 + n, model_step=2 * n) for n in (1, 2, 3)],
         "the config says sync_weights_interval = 2, but recorded versions only change by 4 (4, 8, 12, …)",
         config=("timeline.sync_weights_interval=2",),
+    ),
+    "version-runs-damaged": Case(
+        one(model_step=None, response_version_runs=runs((0, 2, 2))),
+        one(model_step=None, response_version_runs=runs((0, 2, 2), (0, 1, 0))),
+        "response_version_runs: its runs have 2 tokens, the response 3",
+    ),
+    "version-not-synced": Case(
+        [sync(1, 2, 2), put(2, 3, train_step=4, model_step=3)],
+        [put(1, 3, train_step=4, model_step=3), sync(2, 2, 2), put(3, 4, train_step=4, model_step=2), sync(4, 4, 4)],
+        "version 3, while the newest that a sync brought before is 2", severity="warning",
     ),
     # ---- masks
     "mask-length-mismatch": Case(
@@ -257,6 +276,14 @@ CASES: dict[str, Case] = {
         [*members(1, 9, {"reward": 1.0}, {"reward": None}), take(2, 1)],
         [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), take(2, 1)],
         "no reward at the take of step 1, while mates have one", config=LIMIT_3,
+    ),
+    "rollout-in-two-groups": Case(
+        [put(1, 3, 12), put(2, 4, 12)], [put(1, 3, 12), put(2, 3, 12), put(3, 4, 12, task_name="math")],
+        "put 1 of this rollout was in group 3", severity="warning", subject="task default, group 4, rollout 12, put 2",
+    ),
+    "group-members-changed": Case(
+        [*members(1, 3, {}, {}), put(2, 3, 30), put(2, 3, 35)], [*members(1, 3, {}, {}), *members(2, 3, {}, {})],
+        "1 rollout missing (31) and 1 rollout new (35)", severity="warning", subject="task default, group 3, put 2",
     ),
     # ---- lifecycle
     "stale-token-trained": Case(
@@ -337,7 +364,7 @@ CASES: dict[str, Case] = {
         "trained at steps 30 and 31",
     ),
     "id-reused": Case(
-        [put(1, 3), take(2, 1), put(3, 3)], [put(1, 3), put(2, 4), take(3, 1), put(4, 4)],
+        [put(1, 3), take(2, 1), put(3, 3)], [put(1, 3), put(2, 4, status="aborted"), take(3, 1), put(4, 4)],
         "put again after the take of step 1", config=LIMIT_3, severity="warning",
     ),
     "run-restart": Case(
@@ -357,6 +384,21 @@ CASES: dict[str, Case] = {
     "setting-suspect": Case(
         VALID, VALID, "", config=("policy.max_staleness=2", "policy.max_token_staleness=2"),
         clean_config=("timeline.train_batch_size=1",), severity="warning",
+    ),
+    "sample-mismatch": Case(
+        [put(1, 3), put(2, 4), sample(3, 3)], [put(1, 3, status="aborted"), sample(2, 3), sample(3, 77)],
+        "sampled from the aborted pool, while it waits as completed", config=LIMIT_3, severity="warning",
+        subject="task default, group 3",
+    ),
+    "put-without-sample": Case(
+        [put(1, 3, status="aborted"), put(2, 4, status="aborted"), sample(3, 4), put(4, 3)],
+        [put(1, 3, status="aborted"), put(2, 4, status="aborted"), sample(3, 3), put(4, 3)],
+        "put again while it waits as aborted", config=LIMIT_3, severity="warning",
+        subject="task default, group 3, put 2",
+    ),
+    "batch-shortfall": Case(
+        [put(1, 1), take(2, 1, 3), take(3, 2, 1)], [put(1, 1), put(2, 2), take(3, 1, 1), take(4, 2, 1)],
+        "3 groups too few in 2 takes, first at step 1", config=LIMIT_3, severity="warning",
     ),
     # ---- totals
     "step-without-trainable-tokens": Case(
@@ -380,6 +422,18 @@ CASES: dict[str, Case] = {
         [put(1, 3), sync(2, 1, 2), sync(3, 2, 4)], [put(1, 3), sync(2, 1, 2), sync(3, 2, 3)],
         "a step makes 2 updates: versions count updates, and ages in steps are too small by that", config=LIMIT_3,
         severity="info",
+    ),
+    "untrained-response-taken": Case(
+        [*lived([4, 4], 6, 6)[:1], put(1, 3, 13, train_step=6, tokens=2, response_model_steps=[4, 5], agentic=None),
+         put(2, 4, 14, train_step=7, tokens=2, model_step=5), take(3, 7, 2)],
+        [put(1, 3, 12, train_step=7, tokens=2, response_model_steps=[5, 6]), put(2, 4, 14, train_step=7, model_step=6),
+         take(3, 7, 2)],
+        "1 of 3 responses taken have no token to train (1 of them too old): the batch is in effect 2",
+        config=("policy.max_staleness=8", "policy.max_token_staleness=1"), severity="warning", subject="step 7",
+    ),
+    "step-without-take": Case(
+        [put(1, 1), take(2, 3), put(3, 2), take(4, 6)], [put(1, 1), take(2, 3), put(3, 2), take(4, 4)],
+        "no take of steps 4 to 5", config=("policy.max_staleness=9",), severity="warning", subject="step 4",
     ),
 }  # fmt: skip
 """By name of the rule. Rules about files have tests of their own."""

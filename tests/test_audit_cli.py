@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -26,8 +27,8 @@ def broken(folder: Path, count: int = 3, name: str = "log.parquet") -> Path:
 def test_the_sample_passes(run_cli):
     ran = run_cli("audit", SAMPLE)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1].endswith("0 errors, 4 warnings, 1 info · 18 rules not run")
-    assert "  S015 S016 S017: needs logprobs or train_logprobs" in ran.out
+    assert ran.out.splitlines()[-1].endswith("0 errors, 4 warnings, 1 info · 19 rules not run")
+    assert "  S015 S016 S017 S021: needs logprobs or train_logprobs" in ran.out
     assert "L013 task code: 34.7 % of produced tokens (1,114,334 of 3,211,658) were dropped as stale" in ran.out
 
 
@@ -94,8 +95,31 @@ def test_a_second_equal_finding_is_new(run_cli, tmp_path: Path):
     assert run_cli("audit", twice, "--baseline", "once.json").code == 1
 
 
+def test_a_baseline_that_is_a_pipe_is_refused(run_cli, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.json")
+    ran = run_cli("audit", broken(tmp_path), "--baseline", "pipe.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "can't read the baseline: not a regular file" in ran.err
+
+
+@pytest.mark.parametrize("options", [(), ("--select", "V"), ("--ignore", "S001"), ("--severity", "warning")])
+def test_a_log_without_puts_is_never_green_whatever_rules_are_asked_for(options: tuple[str, ...], run_cli, tmp_path):
+    path = write_log(tmp_path / "takes.parquet", [take(n, n) for n in range(1, 4)])
+    ran = run_cli("audit", path, *options)
+    assert ran.code == 2
+    assert "nothing was audited" in ran.out
+
+
+def test_rules_that_had_nothing_to_look_at_are_no_verdict(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1), take(2, 1)])
+    assert run_cli("audit", path, *CONFIG, "--select", "L005").code == 2
+    assert run_cli("audit", path, *CONFIG, "--select", "L005", "--select", "L002").code == 0
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "tokenaudit.audit", "schema_version": 9}',
-                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}'])  # fmt: skip
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}',
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [], '
+                                     '"rules": [{"name": "x", "counts": {"error": Infinity}}]}'])  # fmt: skip
 def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Path):
     (tmp_path / "base.json").write_text(content)
     ran = run_cli("audit", broken(tmp_path), "--baseline", "base.json")

@@ -74,6 +74,15 @@ def test_without_prior_len_the_ids_tell_which_tokens_are_the_same(ids: list[int]
     assert messages(report, "version-restamped") == (expected if found else [])
 
 
+def test_a_sync_of_a_version_that_was_not_trained_yet_is_from_the_future(tmp_path: Path):
+    rows = [put(1, 3), sync(2, 4, 4), sync(3, 5, 7)]
+    report = audited(tmp_path / "log", rows)
+    assert messages(report, "version-from-future") == ["a sync brings version 7 after step 5"]
+    assert (
+        messages(audited(tmp_path / "twice", [put(1, 3), sync(2, 4, 8), sync(3, 5, 10)]), "version-from-future") == []
+    )
+
+
 def test_a_counter_of_samples_is_a_version_from_the_future(tmp_path: Path):
     report = audited(tmp_path / "log", [of_versions([210, 210], 5)])
     assert messages(report, "version-from-future") == ["version 210 at step 5: the newest possible is 4"]
@@ -174,6 +183,13 @@ def test_a_batch_that_never_fills_names_who_is_missing(tmp_path: Path):
     ]
 
 
+def test_event_ids_that_begin_again_are_one_finding(tmp_path: Path):
+    rows = [put(n, n) for n in (5, 6, 7)] + [put(n, 10 + n) for n in range(5)] + [put(6, 20), put(None, 21), put(3, 22)]
+    assert messages(audited(tmp_path / "log", rows), "event-order") == [
+        "event_id 0 comes after 7", "event_id 3 comes after 6",
+    ]  # fmt: skip
+
+
 def test_a_restart_that_trains_again_what_was_trained(tmp_path: Path):
     rows = [
         put(1, 3, 55, train_step=30), take(2, 30, rollout_id=55), refresh(3, 31), refresh(4, 30),
@@ -182,6 +198,99 @@ def test_a_restart_that_trains_again_what_was_trained(tmp_path: Path):
     report = audited(tmp_path / "log", rows)
     assert messages(report, "run-restart") == ["train_step falls from 31 to 30"]
     assert messages(report, "duplicate-consumption") == ["trained at steps 30 and 31"]
+
+
+def test_the_same_rollout_id_in_another_group_is_no_duplicate(tmp_path: Path):
+    rows = [put(1, 3, 55, train_step=30), take(2, 30, rollout_id=55), put(3, 9, 55), take(4, 31, rollout_id=55)]
+    report = audited(tmp_path / "log", rows)
+    assert messages(report, "duplicate-consumption") == []
+    assert messages(report, "rollout-in-two-groups") == ["put 1 of this rollout was in group 3"]
+
+
+def test_an_infinite_reward_is_none(tmp_path: Path):
+    rows = [put(1, 3, 30, reward=float("inf")), put(1, 3, 31, reward=1.0), take(2)]
+    report = audited(tmp_path / "log", rows, policy(3))
+    assert messages(report, "reward-missing") == ["no reward at the take of step 1, while mates have one"]
+
+
+def test_a_group_put_again_while_it_waits_as_completed_uses_its_id_twice(tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3), put(2, 3), take(3)], policy(3))
+    assert messages(report, "id-reused") == ["put again while it waits as completed"]
+
+
+def test_an_init_response_that_fills_a_batch_is_unfinished(tmp_path: Path):
+    rows = [put(1, 3, 30), put(1, 3, 31, status="init"), take(2)]
+    report = audited(tmp_path / "log", rows, policy(3))
+    assert messages(report, "unfinished-row-trained") == ["init response taken at step 1"]
+
+
+def test_more_members_than_the_group_size_are_told(tmp_path: Path):
+    rows = [*(put(1, 3, 30 + n) for n in range(3)), take(2)]
+    report = audited(tmp_path / "log", rows, (*policy(3), "tasks.default.group_size=2"))
+    assert messages(report, "group-incomplete") == ["taken at step 1 with 3 members, group_size is 2"]
+
+
+def test_a_prior_len_beyond_the_put_before_means_a_put_was_lost(tmp_path: Path):
+    rows = [put(1, 3, tokens=4, status="aborted"), put(2, 3, tokens=9, prior_len=6)]
+    (finding,) = findings_of(audited(tmp_path / "log", rows), "prior-len-too-long")
+    assert (finding.severity, finding.message) == (Severity.WARNING, "prior_len is 6, but put 1 had 4 tokens")
+
+
+@pytest.mark.parametrize(
+    ("pool", "rows"),
+    [("aborted", [put(1, 3, status="aborted"), sample(2, 3), sample(3, 3)]), ("completed", [put(1, 3), take(2)])],
+)
+def test_a_sample_of_a_group_that_left_is_told(pool: str, rows: list[dict[str, Any]], tmp_path: Path):
+    report = audited(tmp_path / "log", [*rows, sample(9, 3, pool)], policy(3))
+    assert set(messages(report, "sample-mismatch")) == {f"sampled from the {pool} pool, while it isn't held"}
+
+
+def runs(*parts: tuple[int | None, int, int]) -> list[dict[str, int | None]]:
+    return [dict(zip(("model_step", "tokens", "trainable"), part, strict=True)) for part in parts]
+
+
+def test_version_runs_tell_what_token_columns_would(tmp_path: Path):
+    common = {"tokens": 6, "train_step": 7, "model_step": None, "seq_staleness": 3}
+    by_token = put(1, 3, response_model_steps=[3, 3, 5, 5, 5, 4], response_mask=[1, 0, 0, 0, 0, 0], **common)
+    by_run = put(1, 3, response_version_runs=runs((3, 2, 1), (5, 3, 0), (4, 1, 0)), **common)
+    found = []
+    for name, row in (("tokens", by_token), ("runs", by_run)):
+        report = audited(tmp_path / name, [row, put(2, 4, train_step=7, tokens=1, model_step=3)], policy(9))
+        found.append([finding.identity for finding in report.findings])
+    assert found[0] == found[1]
+    assert any("version-regression" in identity for identity in found[1])
+    later = by_run | {"response_version_runs": runs((3, 2, 0), (7, 3, 0), (4, 1, 0))}
+    report = audited(tmp_path / "later", [later], policy(9))
+    assert messages(report, "version-from-future") == ["version 7 at step 7: the newest possible is 6"]
+    assert messages(report, "fully-masked-row") == ["none of 6 tokens is trainable"]
+
+
+def test_a_run_without_a_version_is_a_missing_version(tmp_path: Path):
+    row = put(1, 3, tokens=6, model_step=None, response_version_runs=runs((0, 4, 4), (None, 2, 2)))
+    report = audited(tmp_path / "log", [row])
+    assert messages(report, "version-missing")[0].startswith("2 of 6 tokens carry no version")
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (
+            {"response_version_runs": runs((0, 4, 5))},
+            "a run has no tokens, a version below 0, or more trainable tokens",
+        ),
+        (
+            {"response_version_runs": runs((-1, 4, 4))},
+            "a run has no tokens, a version below 0, or more trainable tokens",
+        ),
+        ({"response_version_runs": runs((0, 4, 4)), "response_mask": [1] * 4}, "it stands beside"),
+        ({"response_version_runs": [{"model_step": 0, "tokens": None, "trainable": 1}]}, "it holds a null"),
+    ],
+)
+def test_damaged_version_runs_are_one_finding(values: dict[str, Any], what: str, tmp_path: Path):
+    report = audited(tmp_path / "log", [put(1, 3, model_step=None, **values), put(2, 4)])
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    assert [finding.name for finding in errors] == ["version-runs-damaged"]
+    assert errors[0].message.startswith(f"response_version_runs: {what}")
 
 
 def test_partial_rollouts_are_produced_once(tmp_path: Path):

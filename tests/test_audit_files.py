@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,6 +46,17 @@ def test_a_file_that_can_not_be_read_is_an_error_and_the_others_are_audited(dama
     (finding,) = (finding for finding in report.findings if finding.name == "input-truncated-file")
     assert (finding.severity, finding.subject.file) == (Severity.ERROR, "1.parquet")
     assert (report.files_named, report.files_audited, report.rows, report.exit_code()) == (3, 2, 4, 1)
+
+
+def test_a_pipe_and_a_name_that_is_no_text_are_told_and_do_not_stop_the_audit(tmp_path: Path):
+    files = parts(tmp_path / "log")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    odd = files[1].rename(os.fsdecode(os.fsencode(tmp_path / "log") + b"/1\xff.parquet"))
+    report = audited(files[0], tmp_path / "pipe.parquet", odd, files[2])
+    truncated = [(s, message) for name, s, message in found(report) if name == "input-truncated-file"]
+    assert truncated == [("pipe.parquet", "not a regular file"), (odd.name, "its name isn't UTF-8 text")]
+    assert (report.files_named, report.files_audited) == (4, 2)
+    assert audited(tmp_path / "pipe.parquet").exit_code() == 2
 
 
 def test_a_damaged_page_costs_its_file(tmp_path: Path):

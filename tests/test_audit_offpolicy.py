@@ -46,6 +46,20 @@ def test_the_figures_of_one_age(tmp_path: Path):
     assert entry.kl == pytest.approx(sum(r - 1 - d for r, d in zip(ratios, deltas, strict=True)) / 4)
 
 
+def test_version_runs_tell_the_ages_of_tokens(tmp_path: Path):
+    runs = [
+        dict(zip(("model_step", "tokens", "trainable"), run, strict=True)) for run in ((0, 2, 2), (1, 1, 0), (2, 3, 1))
+    ]
+    row = with_logprobs([], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], train_step=4, model_step=3)
+    row |= {"response_model_steps": None, "response_version_runs": runs}
+    other = with_logprobs([1], [0.7, 0.8], train_step=4, model_step=3) | {"group_id": 2, "rollout_id": 2}
+    found = evidence(tmp_path / "log", [row, other | {"event_id": 2}, take(3, 4, 2)])
+    # Which token of the run of version 2 is trained can't be told.
+    assert {age: (entry.tokens, entry.mean_abs) for age, entry in found.items()} == {
+        0: (1, pytest.approx(0.8)), 2: (1, pytest.approx(0.7)), 3: (2, pytest.approx(0.15)),
+    }  # fmt: skip
+
+
 def test_equal_weights_show_no_difference(tmp_path: Path):
     (entry,) = evidence(tmp_path / "log", [with_logprobs([0] * 3, [0.0] * 3), take(2)]).values()
     assert (entry.mean_abs, entry.mean_ratio, entry.effective_share, entry.outside_share, entry.kl) == (0, 1, 1, 0, 0)

@@ -85,6 +85,12 @@ def test_whatever_replay_refuses_is_an_error_finding(rows: list[Row], place: int
                 {"response_len": -1}, {"response_len": 2**33}, {"response_len": 1}, {"prior_len": 99},
                 {"response_model_steps": [1] * 99}, {"response_model_steps": [-3]}, {"response_model_steps": [2**40]},
                 {"response_mask": [1] * 99}, {"response_mask": []}, {"batch_size": -1}, {"model_step": -2},
+                {"event_id": 2**63 - 1}, {"group_id": 2**63 - 1}, {"rollout_id": 2**63 - 1},
+                {"response_version_runs": [{"model_step": 0, "tokens": 1, "trainable": 2}]},
+                {"response_version_runs": [{"model_step": -1, "tokens": 1, "trainable": 1}]},
+                {"response_version_runs": [{"model_step": None, "tokens": 1, "trainable": 1}]},
+                {"response_version_runs": [{"model_step": 0, "tokens": 99, "trainable": 1}]},
+                {"response_version_runs": [{"model_step": 0, "tokens": None, "trainable": 1}]},
             )
         )
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -191,3 +192,10 @@ def test_the_sample_and_its_worse_config(run_cli: Run):
     assert "trained in A, discarded in B 96 649,699" in lines
     assert "684 of 828 groups changed fate" in lines
     assert "35.4 % of B's tokens, 0.0 % of A's tokens rest on counterfactual rules" in lines
+
+
+def test_a_pipe_is_no_side(tmp_path: Path, log: Path, run_cli: Run):
+    os.mkfifo(tmp_path / "pipe")
+    ran = run_cli("diff", "pipe", "--log", log, "--set-b", "policy.max_staleness=1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "not a regular file" in ran.err

@@ -162,6 +162,24 @@ def test_what_can_not_be_told_is_a_usage_error(arguments: tuple[str, ...], what:
     assert what in ran.err
 
 
+@pytest.mark.parametrize(
+    ("group", "hint"),
+    [
+        ("code/30", "its groups have ids from -4 to 70; near: 7 and 70"),
+        ("code/99", "its groups have ids from -4 to 70; near: 70"),
+        ("code/-9", "its groups have ids from -4 to 70; near: -4"),
+        ("code/12", "did you mean math/12?"),
+        ("cod/7", "did you mean 'code'?"),
+    ],
+)
+def test_a_group_that_is_not_there_names_what_is_near(group: str, hint: str, run_cli, tmp_path: Path):
+    rows = [put(n, group_id, task_name="code") for n, group_id in enumerate((-4, 7, 70))]
+    path = write_log(tmp_path / "log.parquet", [*rows, put(9, 12, task_name="math")])
+    ran = run_cli("explain", path, "--group", group, "-s", "timeline.train_batch_size=1")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"hint: {hint}" in ran.err
+
+
 def test_the_task_may_be_left_out_where_there_is_one(run_cli, tmp_path: Path):
     path = write_log(tmp_path / "log.parquet", [put(1, 7), take(2)])
     assert "task default, group 7" in run_cli("explain", path, "--group", "7").out

@@ -118,6 +118,7 @@ LAYERS = (
     "tokenaudit.audit.findings",
     "tokenaudit.audit.evidence",
     "tokenaudit.audit.files",
+    "tokenaudit.audit.scan_runs",
     "tokenaudit.audit.scan",
     "tokenaudit.audit.table",
     "tokenaudit.audit.puts",

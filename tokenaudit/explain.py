@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tokenaudit.config import Config
 from tokenaudit.digest import KINDS, Digest
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.errors import Problem, UsageError, nearest_hint
 from tokenaudit.holding import Holding, Key
 from tokenaudit.lifecycle.events import (
     ExpiryReason,
@@ -166,14 +167,24 @@ def biography(digest: Digest, config: Config, task: str, group_id: int) -> Biogr
 
 
 def _require_group(digest: Digest, task: str, group_id: int) -> None:
-    events = digest.events
     if task not in digest.tasks:
-        raise UsageError(Problem(f"the log has no task {task!r}", digest.name, f"tasks: {', '.join(digest.tasks)}"))
-    of_task = (events.task == digest.tasks.index(task)) & (events.kind == KINDS.index(EventKind.PUT))
-    ids = events.group_id[of_task]
-    if group_id not in ids:
-        hint = f"its groups have ids from {ids.min()} to {ids.max()}" if len(ids) else "it has no put"
-        raise UsageError(Problem(f"the log never puts group {group_id} of task {task!r}", digest.name, hint))
+        hint = nearest_hint(task, digest.tasks, "tasks")
+        raise UsageError(Problem(f"the log has no task {task!r}", digest.name, hint))
+    events = digest.events
+    is_put = events.kind == KINDS.index(EventKind.PUT)
+    ids = sorted(set(events.group_id[is_put & (events.task == digest.tasks.index(task))].tolist()))
+    place = bisect_left(ids, group_id)
+    if ids[place : place + 1] == [group_id]:
+        return
+    others = [digest.tasks[code] for code in sorted(set(events.task[is_put & (events.group_id == group_id)].tolist()))]
+    if others:
+        hint = f"did you mean {' or '.join(f'{other}/{group_id}' for other in others[:3])}?"
+    elif len(ids):
+        near = " and ".join(map(str, ids[max(place - 1, 0) : place + 1]))
+        hint = f"its groups have ids from {ids[0]} to {ids[-1]}; near: {near}"
+    else:
+        hint = "it has no put"
+    raise UsageError(Problem(f"the log never puts group {group_id} of task {task!r}", digest.name, hint))
 
 
 class _Teller:

@@ -118,6 +118,14 @@ class BatchFaults:
         for position in positions[:SHOWN_FAULTS].tolist():
             self.shown.append(Fault(self.path, self._first_row + position, column, describe(position), kind))
 
+    def where(self, kind: FaultKind) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Rows with a fault of one kind, of shape [rows]."""
+        found = np.zeros(len(self.is_faulty), dtype=np.bool_)
+        for noted, _, is_faulty, _ in self._notes:
+            if noted is kind:
+                found |= is_faulty
+        return found
+
     def of_rows(self, where: np.ndarray[Any, np.dtype[np.bool_]]) -> BatchFaults:
         """The faults of some of the rows."""
         faults = BatchFaults(self.path, self._first_row, len(self.is_faulty))

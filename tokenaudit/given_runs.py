@@ -38,6 +38,11 @@ class GivenRuns(NamedTuple):
     null_rows: Int64s
     sums: Int64s
 
+    @property
+    def is_versioned(self) -> Bools:
+        """Which runs have a version."""
+        return self.model_step != _NO_VERSION
+
 
 def given_runs(array: pa.Array | None, rows: int) -> GivenRuns | None:
     """The run column; None where no row gives runs."""
@@ -74,7 +79,7 @@ def check_runs(
     holds_null = np.zeros(rows, dtype=np.bool_)
     holds_null[given.null_rows] = True
     faults.add(FaultKind.NULL_ELEMENT, VERSION_RUNS, where & holds_null, lambda _: f"{VERSION_RUNS} holds a null")
-    is_versioned = given.model_step != _NO_VERSION
+    is_versioned = given.is_versioned
     is_bad = (given.tokens < 1) | (given.tokens > _LARGEST)
     is_bad |= (given.trainable < 0) | (given.trainable > given.tokens)
     is_bad |= is_versioned & ((given.model_step < 0) | (given.model_step > _LARGEST))

@@ -104,9 +104,11 @@ def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
 def _refused(path: Path, problem: Problem) -> FileNote:
     """Why a file can't be part of a log, as the rule that says so."""
     try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            return FileNote("input-truncated-file", path.name, problem.what)
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):
         return FileNote("input-truncated-file", path.name, problem.what)
     if rows == 0 and not problem.what.startswith("column"):
         return FileNote("input-schema-drift", path.name, "the file has no row", Severity.WARNING)

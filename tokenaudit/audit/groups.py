@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import recorded_takes
+from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import STATUS_CODE, STATUSES
 from tokenaudit.lifecycle.types import Status
@@ -36,7 +37,7 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
             continue
         add_checked(rule, findings, 1, "taken groups")
         rollouts = {member.rollout_id for member in taken.event.responses}
-        if len(rollouts) >= size:
+        if len(rollouts) == size:
             continue
         last_put = last_put or _last_rows(case.table)
         status, put_number = case.table["status"], case.table.put_number
@@ -46,6 +47,10 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
             if rollout not in rollouts
         ]
         text = f"taken at step {taken.event.train_step} with {len(rollouts)} of {plural(size, 'member')}"
+        if len(rollouts) > size:
+            text = (
+                f"taken at step {taken.event.train_step} with {plural(len(rollouts), 'member')}, group_size is {size}"
+            )
         row = int(life.put_rows(taken.put)[0])
         findings.add(rule, case.table.group_subject(row), "; ".join([text, *missing[:3]]))
 
@@ -156,6 +161,9 @@ def _zero_variance(case: Case, rule: Rule, findings: Findings) -> None:
 
 def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
+    if not has_recorded_takes(table):
+        _unfinished_replayed(case, rule, findings)
+        return
     for take in recorded_takes(table):
         add_checked(rule, findings, 1, "recorded takes")
         if not take.put_rows:
@@ -166,6 +174,65 @@ def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:
                 findings.add(rule, table.subject(row), f"{STATUSES[status]} response taken at step {take.train_step}")
+
+
+def _unfinished_replayed(case: Case, rule: Rule, findings: Findings) -> None:
+    """A group counts as completed where its members are neither failed, aborted, expired nor filtered: init remains."""
+    life, status = case.replayed, case.table["status"]
+    add_checked(rule, findings, len(life.taken), "taken groups")
+    for taken in life.taken:
+        if all(member.status is Status.COMPLETED for member in taken.event.responses):
+            continue
+        for row in life.put_rows(taken.put).tolist():
+            if status[row] != _COMPLETED:
+                text = f"{STATUSES[int(status[row])]} response taken at step {taken.event.train_step}"
+                findings.add(rule, case.table.subject(row), text)
+
+
+def _in_two_groups(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    moved = table.moved_from
+    add_rows(
+        case, rule, findings, moved >= 0,
+        lambda row: f"put {table.put_number[moved[row]]} of this rollout was in group {table['group_id'][moved[row]]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(table.is_put.sum()))
+
+
+def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    rows = np.flatnonzero(table.is_put)
+    starts = np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))
+    if len(rows) == 0:
+        return
+    rollout = table["rollout_id"][rows]
+    # Sums of well mixed ids tell sets apart without holding one for every group.
+    members = np.add.reduceat(np.where(table.segment[rows] == 0, _mixed(rollout), 0), starts)
+    task, group_id = table["task"][rows[starts]], table["group_id"][rows[starts]]
+    order = np.lexsort((group_id, task))
+    before, now = order[:-1], order[1:]
+    same_group = (task[before] == task[now]) & (group_id[before] == group_id[now])
+    add_checked(rule, findings, int(same_group.sum()), "groups put again")
+    changed = np.flatnonzero(same_group & (members[before] != members[now]))
+    ends = np.append(starts[1:], len(rows))
+    for index in changed[np.argsort(now[changed])].tolist():
+        earlier, later = (
+            set(rollout[starts[put] : ends[put]].tolist()) for put in (int(before[index]), int(now[index]))
+        )
+        parts = [
+            f"{plural(len(ids), 'rollout')} {what} ({', '.join(map(str, ids[:3]))}{', …' if len(ids) > 3 else ''})"
+            for what, ids in (("missing", sorted(earlier - later)), ("new", sorted(later - earlier)))
+            if ids
+        ]
+        findings.add(rule, table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
+
+
+def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Numbers that look random, the same for the same id (the finalizer of splitmix64)."""
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:
@@ -192,4 +259,6 @@ CHECKS: dict[str, Check] = {
     "group-zero-variance": _zero_variance,
     "unfinished-row-trained": _unfinished,
     "reward-missing": _reward_missing,
+    "rollout-in-two-groups": _in_two_groups,
+    "group-members-changed": _members_changed,
 }

@@ -17,7 +17,7 @@ from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejec
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.run_events import PutSkipped, RunEvent, StepClosed, TimelineKind
+from tokenaudit.run_events import RunEvent, StepClosed, TimelineKind
 from tokenaudit.schema import EventKind
 
 Key = tuple[str, int]
@@ -26,7 +26,7 @@ Key = tuple[str, int]
 NEVER = -1
 """Step of a row that was never taken."""
 
-_SAMPLE = KIND_CODE[EventKind.SAMPLE]
+_PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 
 
 class Taken(NamedTuple):
@@ -46,7 +46,10 @@ class Expired(NamedTuple):
 
 
 class Continued(NamedTuple):
-    """A sample event of the log, and the pool in which replay held the group then; None: not held."""
+    """A sample event of the log, and the pool in which replay held the group then; None: not held.
+
+    `was_put` tells whether the log had put the group before.
+    """
 
     log_event: int
     task: str
@@ -54,14 +57,16 @@ class Continued(NamedTuple):
     recorded: Status
     replayed: Status | None
     was_discarded: bool
+    was_put: bool
 
 
 class PutAgain(NamedTuple):
-    """A put of a group that replay had taken before."""
+    """A put of a group that waits, in the pool `held`, or that replay had taken before, at step `taken_at`."""
 
     log_event: int
     task: str
     group_id: int
+    held: Status | None
     taken_at: int
 
 
@@ -79,7 +84,7 @@ class Life:
         expired: groups that became expired, in order.
         rejected: puts by log event whose group was discarded because it failed or was filtered.
         continued: sample events of the log.
-        put_again: puts of groups that had been taken.
+        put_again: puts of groups that wait or had been taken.
         steps: where step rows ended.
         taken_step: step at which each response of the digest was taken; `NEVER` where it wasn't.
     """
@@ -147,6 +152,7 @@ class _Follower:
         self._pool: dict[Key, Status] = {}
         self._discarded: set[Key] = set()
         self._taken_at: dict[Key, int] = {}
+        self._put_before: set[Key] = set()
 
     def at(self, log_event: int) -> None:
         """The next log event is about to be followed."""
@@ -156,7 +162,14 @@ class _Follower:
             key = (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event]))
             pool = self._pool.get(key)
             recorded = next(self._recorded_pools[key])
-            self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded))
+            was_put = key in self._put_before
+            self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded, was_put))
+        elif events.kind[log_event] == _PUT:
+            key = (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event]))
+            held = self._pool.get(key)
+            if held is not None or key in self._taken_at:
+                self.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
+            self._put_before.add(key)
 
     def watched(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
         """The same events, noted."""
@@ -181,10 +194,6 @@ class _Follower:
             self._note_taken(event)
         elif isinstance(event, GroupSampled):
             self._pool.pop((event.task_name, event.group_id), None)
-        elif isinstance(event, PutSkipped):
-            key = (event.task_name, event.group_id)
-            if key in self._taken_at:
-                self.put_again.append(PutAgain(self._log_event, *key, self._taken_at[key]))
 
     def _note_expired(self, event: GroupExpired) -> None:
         key = (event.task_name, event.group_id)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.life import NEVER, Expired
+from tokenaudit.audit.life import NEVER, Continued, Expired
 from tokenaudit.audit.rules import Rule
 from tokenaudit.audit.scan import ABSENT
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
@@ -182,15 +182,49 @@ def _id_reused(case: Case, rule: Rule, findings: Findings) -> None:
     add_checked(rule, findings, len(life.digest.events.kind), "events")
     for again in life.put_again:
         row = int(life.put_rows(again.log_event)[0])
-        findings.add(rule, case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
+        if again.held is Status.COMPLETED:
+            findings.add(rule, case.table.group_subject(row), "put again while it waits as completed")
+        elif again.taken_at != NEVER:
+            findings.add(rule, case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
+
+
+def _sample_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+    """Samples that the rules about expiry have no word for; groups put before the log begins are left out."""
+    add_checked(rule, findings, len(case.replayed.continued), "samples")
+    for sample in case.replayed.continued:
+        if sample.replayed is None:
+            text = "" if sample.was_discarded or not sample.was_put else "it isn't held"
+        else:
+            text = "" if sample.recorded is sample.replayed or _of_expiry(sample) else f"it waits as {sample.replayed}"
+        if text:
+            text = f"sampled from the {sample.recorded} pool, while {text}"
+            findings.add(rule, Subject(sample.task, sample.group_id), text)
+
+
+def _of_expiry(sample: Continued) -> bool:
+    """Whether expired-too-early or expired-too-late tells a sample."""
+    if sample.recorded is Status.EXPIRED:
+        return sample.replayed in (Status.COMPLETED, Status.ABORTED)
+    return sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED
+
+
+def _put_without_sample(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    add_checked(rule, findings, len(life.put_again), "puts of groups that wait or were taken")
+    for again in life.put_again:
+        if again.held in (Status.ABORTED, Status.EXPIRED):
+            row = int(life.put_rows(again.log_event)[0])
+            findings.add(rule, case.table.group_subject(row), f"put again while it waits as {again.held}")
 
 
 def _duplicate(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
-    taken_at: dict[tuple[int, int], int] = {}
+    taken_at: dict[tuple[int, int, int], int] = {}
     for take in recorded_takes(table):
         add_checked(rule, findings, 1, "recorded takes")
-        key = (int(table["task"][take.row]), int(table["rollout_id"][take.row]))
+        # The same id in another group is another response.
+        group_id = int(table["group_id"][take.put_rows[0]]) if take.put_rows else ABSENT
+        key = (int(table["task"][take.row]), int(table["rollout_id"][take.row]), group_id)
         before = taken_at.get(key, NEVER)
         is_segment = before == take.train_step and len(take.put_rows) > 1
         if before != NEVER and not is_segment:
@@ -280,6 +314,8 @@ CHECKS: dict[str, Check] = {
     "duplicate-consumption": _duplicate,
     "run-restart": _run_restart,
     "status-transition": _status_transition,
+    "sample-mismatch": _sample_mismatch,
+    "put-without-sample": _put_without_sample,
     "staleness-convention": _convention,
     "setting-suspect": _setting_suspect,
 }

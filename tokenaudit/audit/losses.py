@@ -175,6 +175,20 @@ def _waiting(life: Life, task: str) -> list[int]:
     )
 
 
+def _shortfall(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    short: dict[str, list[tuple[int | None, int]]] = defaultdict(list)
+    for row in life.ledger.rows:
+        for task, account in row.accounts.items():
+            groups = _count(account, m.SHORTFALL_GROUPS)
+            if groups:
+                short[task].append((row.train_step, groups))
+    add_checked(rule, findings, len(life.steps), "steps")
+    for task, takes in short.items():
+        text = f"{plural(sum(groups for _, groups in takes), 'group')} too few in {plural(len(takes), 'take')}"
+        findings.add(rule, Subject(task), f"{text}, first at step {takes[0][0]}")
+
+
 def _dead_run(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
     useless = set(life.rejected) | {e.put for e in life.expired if e.event.fate is Fate.DISCARDED and e.waited == 0}
@@ -198,4 +212,5 @@ CHECKS: dict[str, Check] = {
     "discard-rate": _discard_rate,
     "batch-never-filled": _never_filled,
     "dead-group-run": _dead_run,
+    "batch-shortfall": _shortfall,
 }

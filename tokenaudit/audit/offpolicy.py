@@ -14,11 +14,14 @@ import numpy as np
 from tokenaudit import columns as col
 from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.scan import SENTINEL_LOGPROB
+from tokenaudit.audit.scan_runs import unfolded
 from tokenaudit.batches import read_batches
 from tokenaudit.columns import Bools, Int64s
+from tokenaudit.given_runs import given_runs
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.schema import VERSION_RUNS
 
-COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", "model_step")
+COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")
 """What is read."""
 OLDEST_AGE = 127
 """Older tokens count with this age, so that the number of ages is bounded."""
@@ -93,7 +96,11 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     stamp = col.integers(batch.columns.get("model_step"), rows, fill=-1)
     mask = col.lists(batch.columns.get("response_mask"), rows)
     tokens = rollout.lengths
-    usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0)
+    is_told = np.ones(rows, dtype=np.bool_)
+    given = given_runs(batch.columns.get(VERSION_RUNS), rows)
+    if given is not None:
+        versions, mask, is_told = unfolded(given, versions, mask, tokens)
+    usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0) & is_told
     usable &= (mask.lengths == tokens) | mask.is_null
     usable &= (versions.lengths == tokens) | (stamp >= 0)
     lengths = np.where(usable, tokens, 0)

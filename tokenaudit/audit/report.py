@@ -21,8 +21,6 @@ AUDIT_SCHEMA_VERSION = 1
 FINE, FOUND, COULD_NOT_JUDGE = 0, 1, 2
 """Exit codes."""
 
-NOTHING_AUDITED = "nothing-audited"
-
 
 @dataclass(frozen=True, slots=True)
 class RuleRun:
@@ -55,6 +53,7 @@ class AuditReport:
         files_named: files that the arguments named.
         files_audited: files that could be read.
         rows: rows audited.
+        puts: put rows among them.
         tokens: tokens in their puts.
         config_source: where the config came from; None without one.
         why_no_replay: why the lifecycle was not replayed; empty where it was.
@@ -69,6 +68,7 @@ class AuditReport:
     files_named: int
     files_audited: int
     rows: int
+    puts: int
     tokens: int
     config_source: str | None
     why_no_replay: str
@@ -87,8 +87,7 @@ class AuditReport:
     @property
     def has_judged(self) -> bool:
         """Whether anything was audited."""
-        nothing = any(finding.name == NOTHING_AUDITED for finding in self.findings)
-        return self.rows > 0 and not nothing and any(run.ran for run in self.runs)
+        return self.puts > 0 and any(run.tally is not None and run.tally.checked for run in self.runs)
 
     def exit_code(self, *, exit_zero: bool = False) -> int:
         """0 no new error, 1 new errors, 2 nothing audited. `exit_zero` turns 1 into 0 and keeps 2."""
@@ -158,7 +157,7 @@ def _known(baseline: Mapping[str, Any], source: str) -> tuple[dict[str, int], di
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
                 counts[str(rule["name"]), Severity(severity)] = int(count)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"damaged baseline: {type(error).__name__}: {error}"
         raise ResultError(Problem(what, source, hint)) from error
     return known, counts

@@ -30,11 +30,14 @@ SCHEMA_RULES = (
     Rule("S010", "event-mixed", _E, "Rows of one event differ in kind, step, task or group.",
          "Give every put, sample, refresh, take and sync an event_id of its own."),
     Rule("S011", "value-missing", _E, "A value that its event needs is null.", "Fill it in when recording."),
-    Rule("S012", "value-out-of-range", _E, "A step, version, length or size is negative or doesn't fit 32 bits.",
-         "Record counts from 0 that fit 32 bits."),
+    Rule("S012", "value-out-of-range", _E,
+         "A step, version, length or size is negative or doesn't fit 32 bits, or an id doesn't fit 63 bits.",
+         "Record counts from 0 that fit 32 bits, and ids below 2**63 - 1."),
     Rule("S013", "length-missing", _E, "Nothing tells how long a response is.",
          "Give response_len, response_ids or a full response_model_steps."),
-    Rule("S014", "prior-len-too-long", _E, "prior_len is larger than the response.",
+    Rule("S014", "prior-len-too-long", _E,
+         "prior_len is larger than the response; a warning where it is only larger than the response was at the put "
+         "before.",
          "prior_len counts the leading tokens of this response that earlier puts produced."),
     Rule("S015", "logprob-length-mismatch", _E, "A list of log-probabilities isn't as long as the response.",
          "Cut and join log-probabilities exactly as the tokens.", ("logprobs|train_logprobs",)),
@@ -53,6 +56,8 @@ SCHEMA_RULES = (
     Rule("S020", "length-pile-up", _W,
          "Many responses have exactly the same greatest length and none says that it was cut off.",
          "Record finish_reason length for responses that were cut off, and check the limit.", ("finish_reason",)),
+    Rule("S021", "logprob-positive", _E, "A log-probability is above 0, so it can't be one.",
+         "Record natural log-probabilities, not probabilities, losses or advantages.", ("logprobs|train_logprobs",)),
 )  # fmt: skip
 
 VERSION_RULES = (
@@ -79,6 +84,11 @@ VERSION_RULES = (
          "Stamp only the new tokens of a put.", ("prior_len|response_ids", Fact.READABLE)),
     Rule("V010", "sync-interval-mismatch", _E, "Recorded versions change in larger steps than the config says.",
          "Set timeline.sync_weights_interval to what the run did.", (Fact.CONFIG,)),
+    Rule("V011", "version-runs-damaged", _E, "The version runs of a response can't be those of its tokens.",
+         "Runs have a version of 0 or more, 1 or more tokens, of which 0 to all are trainable, and cover the response.",
+         ("response_version_runs",)),
+    Rule("V012", "version-not-synced", _W, "A put has a version that no sync event before it brought to the engine.",
+         "Record a sync event, with its model_step, before the puts of the new weights.", (Fact.SYNCS,)),
 )  # fmt: skip
 
 MASK_RULES = (
@@ -89,9 +99,10 @@ MASK_RULES = (
          "Record 0 or 1, or bools; weights belong elsewhere.", ("response_mask",)),
     Rule("M003", "mask-retracted", _W, "Fresh tokens that were trainable at an earlier put are masked now.",
          "Repair masks from the first token that differs, not from the start of the answer.",
-         ("response_mask", "prior_len", Fact.READABLE)),
+         ("response_mask|response_version_runs", "prior_len", Fact.READABLE)),
     Rule("M004", "fully-masked-row", _W, "No token of a completed response is trainable, yet it fills a place.",
-         "Find what set the whole mask to 0; drop the response if that is meant.", ("response_mask",)),
+         "Find what set the whole mask to 0; drop the response if that is meant.",
+         ("response_mask|response_version_runs",)),
     Rule("M005", "padding-trained", _E, "A response ends in a run of one token id, and the run is trained.",
          "Cut padding off before recording, or mask it.", ("response_ids",)),
     Rule("M006", "observation-tokens-trained", _W,

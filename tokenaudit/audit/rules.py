@@ -37,6 +37,8 @@ class Fact(StrEnum):
     TAKES = "take events, or a config with train_batch_size"
     TIMELINE = "a recorded timeline"
     RECORDED_TAKES = "take rows with rollout_id"
+    SYNCS = "sync events with model_step"
+    SAMPLES = "sample events"
     GROUP_SIZE = "tasks.NAME.group_size in the config"
     STEPS = "timeline.steps and timeline.train_batch_size in the config"
     TOKEN_RULE = "max_token_staleness in the config"

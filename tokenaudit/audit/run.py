@@ -22,15 +22,15 @@ from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.audit.trained import trained_masks
-from tokenaudit.columns import Int64s
+from tokenaudit.columns import Bools, Int64s
 from tokenaudit.config import Config
-from tokenaudit.digest import Digest
+from tokenaudit.digest import KIND_CODE, Digest
 from tokenaudit.errors import LogError, TokenauditError
 from tokenaudit.log import Log, LogBatch
 from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.run_events import TimelineKind
-from tokenaudit.schema import COLUMNS
+from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.session import Progress, no_collections
 from tokenaudit.settings import DEFAULT, OVERRIDE, load_settings
 
@@ -191,11 +191,17 @@ def facts_of(case: Case) -> set[str]:
     """The columns and facts that rules may need and that are there."""
     facts: set[str] = set(case.files.log.columns) if case.files.log else set()
     config, life = case.config, case.life
+
+    def of_kind(kind: EventKind) -> Bools:
+        return case.table["kind"] == KIND_CODE[kind]
+
     told = {
         Fact.CONFIG: config is not None,
         Fact.READABLE: case.puts is not None,
         Fact.REPLAY: life is not None,
         Fact.RECORDED_TAKES: has_recorded_takes(case.table),
+        Fact.SYNCS: bool((of_kind(EventKind.SYNC) & case.table.present("model_step")).any()),
+        Fact.SAMPLES: bool(of_kind(EventKind.SAMPLE).any()),
         Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
         Fact.TAKES: life is not None and bool(life.steps),
     }
@@ -238,6 +244,7 @@ def _report(
         files_named=case.files.named,
         files_audited=case.files.audited,
         rows=table.rows,
+        puts=int(table.is_put.sum()),
         tokens=int(table["tokens"][table.known].sum()),
         config_source=config_source,
         why_no_replay=case.why_no_life,

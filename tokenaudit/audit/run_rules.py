@@ -7,8 +7,9 @@ from tokenaudit.audit.rules import Fact, Rule, Severity
 _E, _W, _I = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 GROUP_RULES = (
-    Rule("G001", "group-incomplete", _E, "A group was taken with fewer members than group_size.",
-         "Hold a group back until all members are there, or drop it whole.", (Fact.TAKES, Fact.GROUP_SIZE)),
+    Rule("G001", "group-incomplete", _E, "A group was taken with fewer or more members than group_size.",
+         "Hold a group back until all members are there, or drop it whole; give every group its own id.",
+         (Fact.TAKES, Fact.GROUP_SIZE)),
     Rule("G002", "group-singleton", _W, "A group has one member, so a baseline inside the group is undefined.",
          "Sample at least two responses per prompt, or use a baseline of another kind."),
     Rule("G003", "fan-out-overweight", _W,
@@ -24,9 +25,14 @@ GROUP_RULES = (
          ("reward", Fact.TAKES)),
     Rule("G007", "unfinished-row-trained", _E,
          "A response was taken that was never put, or whose last put isn't completed.",
-         "Take completed groups only.", (Fact.RECORDED_TAKES,)),
+         "Take completed groups only.", (f"{Fact.RECORDED_TAKES}|{Fact.TAKES}",)),
     Rule("G008", "reward-missing", _E, "A completed response of a taken group has no reward, though others have one.",
          "Score before the group is taken; don't stand in a 0.", ("reward", Fact.TAKES)),
+    Rule("G009", "rollout-in-two-groups", _W,
+         "A rollout_id was put in one group and then in another, so it can't tell responses apart.",
+         "Number rollouts once per task, and add a part that is new for every run."),
+    Rule("G010", "group-members-changed", _W, "A group was put again with other rollouts than before.",
+         "Put all members of a group every time, finished ones too, under the ids they had."),
 )  # fmt: skip
 
 LIFECYCLE_RULES = (
@@ -65,7 +71,7 @@ LIFECYCLE_RULES = (
          "Look for a failing environment or a filter that rejects everything.", (Fact.REPLAY,)),
     Rule("L016", "duplicate-consumption", _E, "A response was taken twice.",
          "Restore the data position together with the checkpoint.", (Fact.RECORDED_TAKES,)),
-    Rule("L017", "id-reused", _W, "A group was put again after it had been taken.",
+    Rule("L017", "id-reused", _W, "A group was put again after it had been taken, or while it waited as completed.",
          "Add a part to ids that is new for every run, and don't feed prompts again unnoticed.", (Fact.TAKES,)),
     Rule("L018", "run-restart", _I, "train_step falls: the run seems to have been restarted.",
          "Write a log per run, or expect what was in flight to be lost."),
@@ -75,6 +81,12 @@ LIFECYCLE_RULES = (
          "Check it against your trainer: strict or not, and counted from which version.", (Fact.REPLAY,)),
     Rule("L021", "setting-suspect", _W, "A setting of the config costs something that isn't obvious from it.",
          "See `tokenaudit lint`.", (Fact.CONFIG,)),
+    Rule("L022", "sample-mismatch", _W, "The run sampled a group that the replay doesn't hold in that pool.",
+         "Record every put, sample and take in the order in which the buffer saw them.", (Fact.TIMELINE,)),
+    Rule("L023", "put-without-sample", _W, "A group that waits was put again, though no sample event took it out.",
+         "Record a sample event for every group that is generated again.", (Fact.TIMELINE, Fact.SAMPLES)),
+    Rule("L024", "batch-shortfall", _W, "The replay can't fill batches that the run asked for.",
+         "Look for puts that were not recorded, and check that the config is the run's own.", (Fact.TIMELINE,)),
 )  # fmt: skip
 
 TOTALS_RULES = (
@@ -86,4 +98,9 @@ TOTALS_RULES = (
          "prior_len is the length that the response had when this round began.", ("prior_len", Fact.READABLE)),
     Rule("T004", "multi-update-batch", _I, "Versions count several updates per step.",
          "Count train steps, or read every staleness as updates.", (Fact.TIMELINE,)),
+    Rule("T005", "untrained-response-taken", _W,
+         "Responses were taken that have no token to train, so the batch is smaller than it seems.",
+         "Refresh staleness right before every take, and drop responses whose mask is all 0.", (Fact.TAKES,)),
+    Rule("T006", "step-without-take", _W, "Steps between the first and the last take have no take.",
+         "Look for files or rows that were lost; record every take.", (Fact.TIMELINE,)),
 )  # fmt: skip

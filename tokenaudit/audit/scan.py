@@ -13,12 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit import columns as col
+from tokenaudit.audit.scan_runs import overlay_runs
 from tokenaudit.columns import Bools, Int64s, Lists
 from tokenaudit.digest import KIND_CODE, KINDS, STATUS_CODE
+from tokenaudit.faults import BatchFaults
+from tokenaudit.given_runs import GivenRuns, given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
 from tokenaudit.runs import ones_between, run_heads
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -31,6 +34,8 @@ NULL_TEXT = -1
 INT32_MAX = 2**31 - 1
 SENTINEL_LOGPROB = -1000.0
 """Log-probabilities below it stand for something else."""
+POSITIVE_LOGPROB = 0.01
+"""Log-probabilities above it are no rounding of 0."""
 PAD_RUN = 3
 """Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
 
@@ -77,14 +82,19 @@ def scan_batch(batch: LogBatch) -> Scanned:
     arrays["finish_reason"] = col.text_codes(
         columns.get("finish_reason"), rows, lambda text: reasons.setdefault(text, len(reasons))
     )
-    arrays["reward"] = col.reals(columns.get("reward"), rows)
+    reward = col.reals(columns.get("reward"), rows)
+    arrays["reward"] = np.where(np.isfinite(reward), reward, np.nan)
     arrays["agentic"] = col.flags(columns.get("agentic"), rows)
     ids = col.lists(columns.get("response_ids"), rows)
     versions = col.lists(columns.get("response_model_steps"), rows)
     mask = col.lists(columns.get("response_mask"), rows)
-    arrays["tokens"] = _tokens(arrays, ids, versions, rows)
+    given = given_runs(columns.get(VERSION_RUNS), rows)
+    arrays["tokens"] = _tokens(arrays, ids, versions, given, rows)
     arrays |= _versions(versions, mask)
     arrays |= _mask(mask, arrays.get("prior_len"))
+    if given is not None:
+        faults = BatchFaults(batch.path, batch.first_row, rows)
+        overlay_runs(arrays, given, versions, mask, arrays["kind"] == _PUT, faults)
     if "response_ids" in columns:
         arrays |= _ids(ids, mask, arrays["kind"] == _PUT)
     if "trained_mask" in columns:
@@ -127,10 +137,11 @@ def _known_codes(
     return codes
 
 
-def _tokens(arrays: Arrays, ids: Lists, versions: Lists, rows: int) -> Int64s:
-    """Tokens per response: response_len, else the ids, else the versions; -1 where nothing tells."""
+def _tokens(arrays: Arrays, ids: Lists, versions: Lists, given: GivenRuns | None, rows: int) -> Int64s:
+    """Tokens per response: response_len, else the ids, else the versions or runs; -1 where nothing tells."""
     recorded = arrays.get("response_len", np.full(rows, ABSENT))
-    told = np.where(~ids.is_null, ids.lengths, np.where(~versions.is_null, versions.lengths, -1))
+    from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
+    told = np.where(ids.is_null, from_versions, ids.lengths)
     return np.where(recorded == ABSENT, told, recorded)
 
 
@@ -260,7 +271,7 @@ def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:
     """Per row: entries (-1 for a null list), odd values of each kind, trained odd ones, tokens in trained zero runs."""
     lengths = col.list_lengths(array, rows)
     arrays: Arrays = {f"{name}_len": lengths}
-    counts = ("null", "nan", "inf", "sentinel", "odd_trained", "zeros")
+    counts = ("null", "nan", "inf", "sentinel", "odd_trained", "zeros", "positive")
     arrays |= {f"{name}_{what}": np.zeros(rows, dtype=np.int64) for what in counts}
     if array.type == pa.null():
         return arrays
@@ -275,9 +286,11 @@ def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:
         "sentinel": (values <= SENTINEL_LOGPROB) & np.isfinite(values),
     }
     is_zero = values == 0.0
-    if not is_zero.any() and not any(where.any() for where in odd.values()):
+    is_positive = (values > POSITIVE_LOGPROB) & np.isfinite(values)
+    if not is_zero.any() and not is_positive.any() and not any(where.any() for where in odd.values()):
         return arrays
     owner = np.repeat(np.arange(rows), lengths)
+    arrays[f"{name}_positive"] = np.bincount(owner[is_positive], minlength=rows)
     trained = _aligned_mask(mask, lengths, len(values))
     for what, where in odd.items():
         arrays[f"{name}_{what}"] = np.bincount(owner[where], minlength=rows)

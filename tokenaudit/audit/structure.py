@@ -8,6 +8,7 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.scan import ABSENT, INT32_MAX, NULL_TEXT, UNKNOWN_TEXT
+from tokenaudit.columns import LARGEST
 from tokenaudit.digest import KIND_CODE, STATUS_CODE
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.schema import EventKind
@@ -35,10 +36,13 @@ def _unknown_status(case: Case, rule: Rule, findings: Findings) -> None:
 
 def _event_order(case: Case, rule: Rule, findings: Findings) -> None:
     ids = case.table["event_id"]
-    reached = np.maximum.accumulate(ids) if len(ids) else ids
-    where = np.zeros(len(ids), dtype=np.bool_)
-    where[1:] = (ids[1:] < reached[:-1]) & (ids[1:] != ABSENT)
-    add_rows(case, rule, findings, where, lambda row: f"event_id {ids[row]} comes after {reached[row - 1]}")
+    rows = np.flatnonzero(ids != ABSENT)
+    # Where ids begin again, as after a restart, the fall is told once and not for every row behind it.
+    falls = rows[1:][ids[rows[1:]] < ids[rows[:-1]]]
+    where, before = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.int64)
+    where[falls] = True
+    before[rows[1:]] = ids[rows[:-1]]
+    add_rows(case, rule, findings, where, lambda row: f"event_id {ids[row]} comes after {before[row]}")
     add_checked(rule, findings, len(ids))
 
 
@@ -101,6 +105,12 @@ def _value_out_of_range(case: Case, rule: Rule, findings: Findings) -> None:
             return f"{name} is {values[row]}"
 
         add_rows(case, rule, findings, wrong, message)
+    ids = {"event_id": np.ones(table.rows, dtype=np.bool_), "group_id": np.isin(kind, (_PUT, _SAMPLE))}
+    ids["rollout_id"] = kind == _PUT
+    for name, where in ids.items():
+        add_rows(
+            case, rule, findings, where & (table[name] == LARGEST), lambda _, name=name: f"{name} is 2**63 - 1 or more"
+        )
     newest = table["newest"]
     too_large = table.is_put & (newest > INT32_MAX)
     add_rows(case, rule, findings, too_large, lambda row: f"response_model_steps holds the version {newest[row]}")
@@ -122,6 +132,14 @@ def _prior_len_too_long(case: Case, rule: Rule, findings: Findings) -> None:
         case, rule, findings, told & (prior > tokens), lambda row: f"prior_len is {prior[row]} for {tokens[row]} tokens"
     )
     add_checked(rule, findings, int(told.sum()))
+    before = tokens[np.maximum(table.previous, 0)]
+    beyond = told & (prior <= tokens) & (table.previous >= 0) & (prior > before)
+    add_rows(
+        case, rule, findings, beyond,
+        lambda row: f"prior_len is {prior[row]}, but put {table.put_number[table.previous[row]]} had "
+        f"{plural(int(before[row]), 'token')}",
+        severity=Severity.WARNING,
+    )  # fmt: skip
 
 
 def _logprob_length(case: Case, rule: Rule, findings: Findings) -> None:
@@ -169,6 +187,20 @@ def _logprob_not_finite(case: Case, rule: Rule, findings: Findings) -> None:
         add_rows(case, rule, findings, table.is_put & (trained > 0), message)
         only_masked = table.is_put & (odd > 0) & (trained == 0)
         add_rows(case, rule, findings, only_masked, message, severity=Severity.INFO)
+        add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
+
+
+def _logprob_positive(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    for name in ("logprobs", "train_logprobs"):
+        if f"{name}_len" not in table:
+            continue
+        positive = table[f"{name}_positive"]
+
+        def message(row: int, name: str = name, positive: np.ndarray = positive) -> str:
+            return f"{plural(int(positive[row]), 'token')} with {name} above 0"
+
+        add_rows(case, rule, findings, table.is_put & (positive > 0), message)
         add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
 
 
@@ -239,6 +271,7 @@ CHECKS: dict[str, Check] = {
     "logprob-length-mismatch": _logprob_length,
     "logprob-placeholder": _logprob_placeholder,
     "logprob-not-finite": _logprob_not_finite,
+    "logprob-positive": _logprob_positive,
     "side-length-mismatch": _side_length,
     "response-shrank": _response_shrank,
     "length-pile-up": _length_pile_up,

@@ -35,7 +35,8 @@ class LogTable:
         texts: unknown events and statuses by column and row; the first few.
         is_put: whether a row is a put.
         put_number: number of the put of its rollout, from 1, on put rows; 0 elsewhere.
-        previous: row of the same response in the rollout's put before; -1 where there is none.
+        previous: row of the same response in the rollout's put before, in the same group; -1 where there is none.
+        moved_from: row of the same response in the rollout's put before, in another group; -1 where there is none.
         segment: position among the rows of its rollout in its put.
         put_event: number of the put that a row belongs to; -1 where it is none.
     """
@@ -120,8 +121,12 @@ class LogTable:
         before = previous_put(task, rollout, segment)
         self.segment: Int64s = np.zeros(self.rows, dtype=np.int64)
         self.segment[rows] = segment
+        before = np.where(before >= 0, rows[before], -1) if len(rows) else before
+        same_group = self["group_id"][before] == self["group_id"][rows] if len(rows) else before >= 0
         self.previous: Int64s = np.full(self.rows, -1, dtype=np.int64)
-        self.previous[rows] = np.where(before >= 0, rows[before], -1) if len(rows) else before
+        self.previous[rows] = np.where(same_group, before, -1)
+        self.moved_from: Int64s = np.full(self.rows, -1, dtype=np.int64)
+        self.moved_from[rows] = np.where(same_group, -1, before)
         self.put_number: Int64s = np.zeros(self.rows, dtype=np.int64)
         self.put_number[rows] = _numbers(task, rollout, event)
         self.put_event: Int64s = np.full(self.rows, -1, dtype=np.int64)
@@ -167,5 +172,5 @@ def _missing(name: str) -> int:
     """What stands for null in a column that one file lacks: counts are 0, lengths of lists -1."""
     if name.endswith("_len") and name not in ("response_len", "prior_len", "prompt_len", "experts_len"):
         return -1
-    counted = ("tail_", "logprobs_", "train_logprobs_")
+    counted = ("tail_", "logprobs_", "train_logprobs_", "runs_")
     return 0 if name.startswith(counted) else ABSENT

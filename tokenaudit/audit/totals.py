@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 
 from tokenaudit import metrics as m
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule
+from tokenaudit.audit.versions import syncs, updates_per_step
 from tokenaudit.digest import KIND_CODE
 from tokenaudit.ledger import Account, combined
+from tokenaudit.lifecycle.events import GroupTaken
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Response
 from tokenaudit.schema import EventKind
 
-_TAKE, _SYNC = KIND_CODE[EventKind.TAKE], KIND_CODE[EventKind.SYNC]
+_TAKE = KIND_CODE[EventKind.TAKE]
 
 
 def _of(account: Account, metric: m.Metric) -> int:
@@ -29,6 +36,42 @@ def _step_without_tokens(case: Case, rule: Rule, findings: Findings) -> None:
             stale = _of(account, m.MASKED_STALE_TOKENS)
             text = f"0 of {plural(taken, 'token')} trainable ({stale} of them stale)"
             findings.add(rule, Subject(train_step=row.train_step), text)
+
+
+def _untrained_response(case: Case, rule: Rule, findings: Findings) -> None:
+    members, untrained, stale = Counter[int](), Counter[int](), Counter[int]()
+    for entry in case.replayed.taken:
+        step = entry.event.train_step
+        for member in entry.event.responses:
+            members[step] += 1
+            if not _is_trained(member, entry.event):
+                untrained[step] += 1
+                stale[step] += any(trainable for _, _, trainable in member.runs)
+    add_checked(rule, findings, members.total(), "taken responses")
+    for step, count in untrained.items():
+        # A step in which nothing at all is trained is told by step-without-trainable-tokens.
+        if count < members[step]:
+            text = f"{count} of {plural(members[step], 'response')} taken have no token to train ({stale[step]} of them"
+            findings.add(
+                rule, Subject(train_step=step), f"{text} too old): the batch is in effect {members[step] - count}"
+            )
+
+
+def _is_trained(member: Response, group: GroupTaken) -> bool:
+    limit = group.token_stale_threshold
+    return any(
+        trainable and (limit is None or staleness(version, group.train_step) < limit)
+        for version, _, trainable in member.runs
+    )
+
+
+def _without_take(case: Case, rule: Rule, findings: Findings) -> None:
+    steps = sorted({step.train_step for step in case.replayed.steps})
+    add_checked(rule, findings, len(steps), "steps")
+    for before, after in pairwise(steps):
+        if after > before + 1:
+            span = f"step {before + 1}" if after == before + 2 else f"steps {before + 1} to {after - 1}"
+            findings.add(rule, Subject(train_step=before + 1), f"no take of {span}")
 
 
 def _denominator(case: Case, rule: Rule, findings: Findings) -> None:
@@ -92,15 +135,10 @@ def _shared(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> int
 
 
 def _multi_update(case: Case, rule: Rule, findings: Findings) -> None:
-    table = case.table
-    rows = np.flatnonzero((table["kind"] == _SYNC) & table.present("model_step") & table.present("train_step"))
-    step, version = table["train_step"][rows], table["model_step"][rows]
-    add_checked(rule, findings, len(rows), "syncs")
-    updates = np.unique(version[step > 0] / step[step > 0])
-    if len(rows) > 1 and len(updates) == 1 and updates[0] >= 2 and updates[0] == int(updates[0]):
-        text = (
-            f"a step makes {int(updates[0])} updates: versions count updates, and ages in steps are too small by that"
-        )
+    add_checked(rule, findings, int(syncs(case.table).sum()), "syncs")
+    updates = updates_per_step(case.table)
+    if updates is not None:
+        text = f"a step makes {updates} updates: versions count updates, and ages in steps are too small by that"
         findings.add(rule, Subject(), text)
 
 
@@ -123,6 +161,8 @@ CHECKS: dict[str, Check] = {
     "denominator-mismatch": _denominator,
     "produced-token-double-count": _double_count,
     "multi-update-batch": _multi_update,
+    "untrained-response-taken": _untrained_response,
+    "step-without-take": _without_take,
     "nothing-audited": _nothing_audited,
     "input-truncated-file": file_check,
     "input-unreadable-column": file_check,

@@ -10,10 +10,12 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.scan import ABSENT
+from tokenaudit.audit.scan_runs import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import KIND_CODE
-from tokenaudit.schema import EventKind
+from tokenaudit.faults import FaultKind
+from tokenaudit.schema import VERSION_RUNS, EventKind
 
 _PUT, _SYNC = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SYNC]
 _SUSPECT_UNIT = 8
@@ -30,10 +32,12 @@ def _missing(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     tokens, recorded = table["tokens"], np.maximum(table["versions_len"], 0)
     missing = np.where(table.known & ~table.present("model_step"), np.maximum(tokens - recorded, 0), 0)
-    all_tokens = int(tokens[table.known].sum())
+    if "runs_unversioned" in table:
+        # A run says itself what made it, so the version of the put doesn't fill it in.
+        missing += np.where(table.known, np.maximum(table["runs_unversioned"], 0), 0)
+    coverage = 100 * (1 - int(missing.sum()) / max(int(tokens[table.known].sum()), 1))
 
     def message(row: int) -> str:
-        coverage = 100 * (1 - missing.sum() / max(all_tokens, 1))
         return (
             f"{missing[row]} of {plural(int(tokens[row]), 'token')} carry no version and the put has no model_step "
             f"(the log has versions for {coverage:.1f} % of its tokens)"
@@ -92,6 +96,21 @@ def suspect_unit(table: LogTable) -> int | None:
     return unit if unit >= _SUSPECT_UNIT and len(versions) > 1 else None
 
 
+def syncs(table: LogTable) -> Bools:
+    """Sync rows that tell their step and version."""
+    return (table["kind"] == _SYNC) & table.present("model_step") & table.present("train_step")
+
+
+def updates_per_step(table: LogTable) -> int | None:
+    """How many versions a step makes, where all syncs agree on 2 or more; else None."""
+    rows = np.flatnonzero(syncs(table))
+    step, version = table["train_step"][rows], table["model_step"][rows]
+    updates = np.unique(version[step > 0] / step[step > 0])
+    if len(rows) > 1 and len(updates) == 1 and updates[0] >= 2 and updates[0] == int(updates[0]):
+        return int(updates[0])
+    return None
+
+
 def _unit_suspect(case: Case, rule: Rule, findings: Findings) -> None:
     unit = suspect_unit(case.table)
     add_checked(rule, findings, int(case.table.known.sum()))
@@ -114,6 +133,14 @@ def _from_future(case: Case, rule: Rule, findings: Findings) -> None:
         case, rule, findings, rows & (newest > possible),
         lambda row: f"version {newest[row]} at step {step[row]}: the newest possible is {possible[row]}",
     )  # fmt: skip
+    # A sync names the step just trained.
+    synced, brought = syncs(table), table["model_step"]
+    add_checked(rule, findings, int(synced.sum()))
+    if updates_per_step(table) is None:
+        add_rows(
+            case, rule, findings, synced & (brought > step),
+            lambda row: f"a sync brings version {brought[row]} after step {step[row]}",
+        )  # fmt: skip
 
 
 def _regression(case: Case, rule: Rule, findings: Findings) -> None:
@@ -163,6 +190,39 @@ def _of_split_rollout(table: LogTable) -> Bools:
     _, group = np.unique(np.stack([table.put_event[rows], table["rollout_id"][rows]]), axis=1, return_inverse=True)
     is_split[rows] = np.bincount(group.reshape(-1))[group.reshape(-1)] > 1
     return is_split
+
+
+def _not_synced(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    newest, synced = _newest(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
+    # What the engine held before the first sync in the log isn't told.
+    reached = np.maximum.accumulate(synced) if table.rows else synced
+    told = table.is_put & (newest != ABSENT) & (reached != ABSENT)
+    add_rows(
+        case, rule, findings, told & (newest > reached),
+        lambda row: f"version {newest[row]}, while the newest that a sync brought before is {reached[row]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(told.sum()))
+
+
+_RUN_MESSAGES = {
+    FaultKind.NULL_ELEMENT: "it holds a null",
+    FaultKind.BAD_RUN: "a run has no tokens, a version below 0, or more trainable tokens than tokens",
+    FaultKind.RUNS_BESIDE_TOKENS: "it stands beside response_model_steps or response_mask",
+}
+
+
+def _runs_damaged(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    fault, sums = table["runs_fault"], table["runs_sum"]
+
+    def message(row: int) -> str:
+        kind = RUN_FAULTS[fault[row] - 1]
+        text = f"its runs have {plural(int(sums[row]), 'token')}, the response {table['tokens'][row]}"
+        return f"{VERSION_RUNS}: {_RUN_MESSAGES.get(kind, text)}"
+
+    add_rows(case, rule, findings, table.is_put & (fault > 0), message)
+    add_checked(rule, findings, int(table.is_put.sum()))
 
 
 def _stamped_late(case: Case, rule: Rule, findings: Findings) -> None:
@@ -252,6 +312,8 @@ CHECKS: dict[str, Check] = {
     "version-length-mismatch": _too_many,
     "version-placeholder": _placeholder,
     "version-from-future": _from_future,
+    "version-not-synced": _not_synced,
+    "version-runs-damaged": _runs_damaged,
     "version-regression": _regression,
     "version-unit-suspect": _unit_suspect,
     "version-stamped-late": _stamped_late,

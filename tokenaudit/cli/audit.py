@@ -13,6 +13,7 @@ from tokenaudit.audit.rules import Severity
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import ConfigOption, IsolatedOption, LogPaths, QuietOption, SetOption, VerboseOption
 from tokenaudit.errors import Problem, ResultError, UsageError
+from tokenaudit.files import read_bounded
 
 if TYPE_CHECKING:
     from tokenaudit.audit.report import AuditReport
@@ -127,9 +128,10 @@ def audit(
 def _read_baseline(path: Path) -> dict[str, Any]:
     hint = "give a file saved with `tokenaudit audit LOG -o findings.json`"
     try:
-        if path.stat().st_size > MOST_BASELINE_BYTES:
+        content = read_bounded(path, MOST_BASELINE_BYTES + 1)
+        if len(content) > MOST_BASELINE_BYTES:
             raise ResultError(Problem(f"a baseline of more than {MOST_BASELINE_BYTES // 2**20} MiB", str(path), hint))
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(content)
     except OSError as error:
         raise UsageError(Problem(f"can't read the baseline: {error.strerror or error}", str(path), hint)) from error
     except (ValueError, RecursionError) as error:

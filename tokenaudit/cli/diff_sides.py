@@ -10,6 +10,7 @@ from typing import TypeVar
 from tokenaudit.cli import streams
 from tokenaudit.compare import Side
 from tokenaudit.errors import Problem, TokenauditError, UsageError
+from tokenaudit.files import read_bounded
 from tokenaudit.log import Log, open_log
 from tokenaudit.result import Result
 from tokenaudit.run_events import TimelineKind
@@ -79,8 +80,7 @@ def is_result(path: Path) -> bool:
     if suffix in (".json", ".toml"):
         return suffix == ".json"
     try:
-        with path.open("rb") as stream:
-            return stream.read(64).lstrip().startswith(b"{")
+        return read_bounded(path, 64).lstrip().startswith(b"{")
     except OSError:
         return False
 

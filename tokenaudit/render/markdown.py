@@ -73,7 +73,7 @@ def _blocks(result: Result, by_task: bool) -> Iterator[str]:
 
 def inline(text: str) -> str:
     """Text that Markdown shows as it is."""
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in printable(text))
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in printable(text))
 
 
 def _rows(result: Result, by_task: bool) -> Iterator[list[str]]:
