@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from tokenaudit.errors import SourceError
+from tokenaudit.errors import SourceError, shown
 from tokenaudit.pickled import Limits, Numbers, Record
 from tokenaudit.torch_zip import TorchFile
 
@@ -220,7 +220,7 @@ def test_a_memory_bomb_in_the_memo_takes_no_memory(tmp_path: Path):
 
 
 def test_a_tuple_that_holds_itself_over_and_over_takes_no_time(tmp_path: Path):
-    from tokenaudit.importers.base import FieldFault, shown
+    from tokenaudit.importers.base import FieldFault
     from tokenaudit.importers.dumps import plain as plain_value
 
     value = load(archive(tmp_path / "x.pt", LAUGHS))

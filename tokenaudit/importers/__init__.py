@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenaudit.errors import Problem, SourceError, nearest_hint
+from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
-from tokenaudit.importers.base import Importer, shown
+from tokenaudit.importers.base import Importer
 from tokenaudit.importers.files import first_keys, source_files
 
 IMPORTERS: dict[str, Importer] = {

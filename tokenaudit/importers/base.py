@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.errors import Problem
+from tokenaudit.errors import Problem, shown
 from tokenaudit.log_writer import Row
 from tokenaudit.schema import DEFAULT_TASK
 
@@ -207,15 +206,6 @@ class Importer:
     lacks: tuple[Lack, ...]
     counts_pushes: bool = False
     version_offset: int = 0
-
-
-def shown(value: object) -> str:
-    """A value for a message: a few levels of it, so that one that holds itself a million times takes no time."""
-    return _SHORT.repr(value)[:60]
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
 
 
 def stable_id(value: object) -> int:

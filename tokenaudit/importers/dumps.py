@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import SourceError
-from tokenaudit.importers.base import Context, FieldFault, shown
+from tokenaudit.errors import SourceError, shown
+from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.pickled import Numbers, Record
 from tokenaudit.torch_zip import TorchFile
 

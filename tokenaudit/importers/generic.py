@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit import lines
-from tokenaudit.errors import Problem, SourceError, nearest_hint
+from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -21,7 +21,6 @@ from tokenaudit.importers.base import (
     ImportedPut,
     Importer,
     Precision,
-    shown,
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number

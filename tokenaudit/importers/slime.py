@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, shown, stable_id
+from tokenaudit.errors import Problem, SourceError, shown
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces

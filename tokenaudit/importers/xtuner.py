@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -17,7 +17,6 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
-    shown,
     stable_id,
     take_event,
 )
