@@ -120,6 +120,17 @@ def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
     assert (tmp_path / "part-000001.parquet").exists()
 
 
+def test_two_recorders_in_one_folder_are_noticed_and_overwrite_nothing(tmp_path: Path):
+    first = Recorder(tmp_path, append=True)
+    second = Recorder(tmp_path, append=True)
+    first.refresh(1)
+    first.close()
+    second.refresh(2)
+    with pytest.raises(RecordError, match=r"part-000001.parquet is there already: another recorder writes"):
+        second.close()
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
 def test_rows_that_wait_are_sealed_after_a_while(tmp_path: Path):
     recorder = Recorder(tmp_path, seal_seconds=0.05)
     recorder.refresh(1)

@@ -76,7 +76,7 @@ def detected(paths: Sequence[Path]) -> Importer:
     Raises:
         SourceError: none, or more than one.
     """
-    suffixes = tuple({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
+    suffixes = sorted({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
     found: Counter[str] = Counter()
     for path in source_files(paths, suffixes)[:_LOOKED_AT]:
         keys = first_keys(path)

@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenaudit.errors import Problem, shown
 from tokenaudit.log_writer import Row
 from tokenaudit.schema import DEFAULT_TASK
@@ -143,6 +145,11 @@ class VersionScale:
             hint = f"version {self.offset} stands for the initial weights; see --version-offset"
             raise FieldFault(f"version {version} lies outside the run", hint)
         return model_step
+
+    def model_steps(self, versions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Like `model_step`, of many versions at once."""
+        distinct, places = np.unique(versions, return_inverse=True)
+        return np.array([self.model_step(int(version)) for version in distinct], dtype=np.int64)[places]
 
 
 @dataclass(slots=True)

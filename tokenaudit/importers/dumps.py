@@ -21,7 +21,7 @@ IS_LIST = "[]"
 
 
 def loaded(path: Path, context: Context) -> Any:
-    """The object in a file.
+    """The object in a file; it takes a few times the file's size, so nothing should hold two of them.
 
     Raises:
         SourceError: the file can't be read.

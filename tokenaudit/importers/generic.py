@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tokenaudit import lines
 from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.importers.base import (
@@ -25,12 +22,14 @@ from tokenaudit.importers.base import (
 )
 from tokenaudit.importers.fields import int_list, number
 from tokenaudit.importers.files import Record, first_keys, json_records
+from tokenaudit.importers.tables import parquet_rows
 from tokenaudit.log_writer import TOKEN_COLUMNS, Row
 from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
 
 COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 """Columns that a table may have; a log with version runs needs no import."""
 
+_NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
 _IDS = ("group_id", "rollout_id")
 _KINDS = tuple(kind.value for kind in EventKind)
 
@@ -99,7 +98,7 @@ def _stamp(row: Row, context: Context) -> None:
     """Versions on the scale of a log, and how well they are known where the row doesn't say it."""
     versions = row.get("response_model_steps")
     if versions is not None:
-        row["response_model_steps"] = int_list([context.versions.model_step(v) for v in versions.tolist()], "versions")
+        row["response_model_steps"] = context.versions.model_steps(versions)
     for name in ("model_step", "model_step_end"):
         if name in row:
             row[name] = context.versions.model_step(row[name])
@@ -131,7 +130,7 @@ def _value(name: str, value: Any) -> Any:
         try:
             real = int(value) if kind is ColumnType.INTEGER else float(value)
         except ValueError as error:
-            raise FieldFault(f"{name} is {shown(value)}", f"it is {kind.value}") from error
+            raise FieldFault(f"{name} is {shown(value)}", _NUMBER[kind]) from error
     if kind is ColumnType.REAL:
         return number(real, name)
     if isinstance(real, float) and real.is_integer():
@@ -148,7 +147,9 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
         except (ValueError, RecursionError) as error:
             raise FieldFault(f"{name} is {shown(value)}", "lists in CSV are written as JSON: [1, 2]") from error
     if kind is ColumnType.REAL_LIST:
-        return [number(item, name) for item in value] if isinstance(value, list) else None
+        if not isinstance(value, list):
+            raise FieldFault(f"{name} is {shown(value)}", "it is a list of numbers")
+        return [number(item, name) for item in value]
     array = int_list(value, name)
     return (array != 0).astype("int8") if kind is ColumnType.MASK_LIST else array
 
@@ -180,18 +181,8 @@ def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
 def _parquet(path: Path, context: Context) -> Iterator[Record]:
     """Rows of the columns that have a place in a log; the others are never read."""
     wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
-    row = 0
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as parquet:
-            names = [name for name in parquet.schema_arrow.names if name in wanted]
-            for batch in parquet.iter_batches(batch_size=64, columns=names):
-                for data in batch.to_pylist():
-                    yield Record(data, f"{path}, row {row}")
-                    row += 1
-        context.advance(path.stat().st_size)
-    except (pa.ArrowException, OSError) as error:
-        what = f"can't read: {str(error).splitlines()[0]}"
-        raise SourceError(Problem(what, str(path), "copy the file again")) from error
+    rows = parquet_rows(path, lambda schema: [name for name in schema.names if name in wanted], context)
+    return (Record(data, where) for data, where in rows)
 
 
 def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
@@ -207,6 +198,9 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
         if not theirs or ours not in COLUMNS:
             hint = nearest_hint(ours, COLUMNS, "columns") if theirs else "write --map theirs=ours"
             problems.append(Problem(f"--map {pair!r:.80} names no column of a log", None, hint))
+        elif renamed.get(ours, theirs) != theirs:
+            hint = "map one of them"
+            problems.append(Problem(f"--map takes {renamed[ours]!r:.60} and {theirs!r:.60} for {ours}", None, hint))
         renamed[ours] = theirs
     if problems:
         raise SourceError(problems)
