@@ -35,7 +35,8 @@ versions: exact, segment, span, start, none; counted in train steps, initial wei
 reads: {columns}
 not read: extra (--map theirs=ours)
 first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
-can't be told: nothing is left out
+can't be told:
+  - {timeline}
 """
 
 
@@ -70,7 +71,7 @@ def test_dry_run_of_a_table(tmp_path: Path, run_cli):
     path = jsonl(tmp_path / "mine.jsonl", {"g": 1, "train_step": 1, "response_len": 5, "model_step": 1, "extra": 7})
     options = ["--from", "generic", "--map", "g=group_id", "--task", "math", "--version-offset", 1, "--dry-run"]
     ran = run_cli("import", path, *options)
-    expected = GENERIC_PLAN.format(columns=", ".join(IMPORTERS["generic"].reads))
+    expected = GENERIC_PLAN.format(columns=", ".join(IMPORTERS["generic"].reads), timeline=Lack.TIMELINE)
     assert (ran.code, ran.out, ran.err) == (0, expected, "")
 
 
@@ -90,6 +91,18 @@ def test_an_import_says_what_it_read_and_what_is_left_out(tmp_path: Path, run_cl
     again = run_cli("replay", "log.parquet")
     assert again.code == 0
     assert f"warning: {Lack.CANCELLED}\n" in again.err
+
+
+def test_what_a_table_leaves_out_is_kept_and_told_again(tmp_path: Path, run_cli):
+    span = ROW | {"group_id": 2, "model_step_end": 1, "train_step": 3}
+    bare = {name: ROW[name] for name in ROW if name != "model_step"} | {"group_id": 3, "train_step": 3}
+    jsonl(tmp_path / "mine.jsonl", ROW, span, bare)
+    lacks = (Lack.SPANS, Lack.VERSIONS, Lack.TIMELINE)
+    assert imported("generic", tmp_path / "mine.jsonl").imports.limits == lacks
+    ran = run_cli("replay", "log.parquet", "-s", "timeline.stamp_missing=true")
+    assert [lack for lack in lacks if f"warning: {lack}\n" not in ran.err] == []
+    take = {"event": "take", "train_step": 1, "batch_size": 1}
+    assert imported("generic", jsonl(tmp_path / "mine.jsonl", ROW, take)).imports.limits == ()
 
 
 def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):

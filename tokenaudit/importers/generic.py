@@ -17,6 +17,7 @@ from tokenaudit.importers.base import (
     ImportedEvent,
     ImportedPut,
     Importer,
+    Lack,
     Precision,
     stable_id,
 )
@@ -30,6 +31,7 @@ COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 """Columns that a table may have; a log with version runs needs no import."""
 
 _NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
+_LACK = {Precision.SPAN: Lack.SPANS, Precision.START: Lack.STARTS, Precision.NONE: Lack.VERSIONS}
 _IDS = ("group_id", "rollout_id")
 _KINDS = tuple(kind.value for kind in EventKind)
 
@@ -41,6 +43,7 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
     rollout_id = 0
+    has_timeline = False
     put: ImportedPut | None = None
     put_key: object = None
     for path in files:
@@ -58,6 +61,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
                 yield put
                 put = None
             if row.get("event", "put") != "put":
+                has_timeline = has_timeline or row["event"] != EventKind.SYNC
                 yield ImportedEvent(row, where)
                 continue
             row.setdefault("rollout_id", rollout_id)
@@ -68,6 +72,8 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
             put.rows.append(row)
     if put is not None:
         yield put
+    if not has_timeline:
+        context.limits[Lack.TIMELINE] = None
 
 
 def _key(row: Row) -> object:
@@ -105,7 +111,9 @@ def _stamp(row: Row, context: Context) -> None:
     known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
     is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
     told = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
-    row.setdefault("version_precision", told)
+    lack = _LACK.get(row.setdefault("version_precision", told))
+    if lack is not None:
+        context.limits[lack] = None
 
 
 def _value(name: str, value: Any) -> Any:
