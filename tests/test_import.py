@@ -99,7 +99,8 @@ def test_what_a_table_leaves_out_is_kept_and_told_again(tmp_path: Path, run_cli)
     jsonl(tmp_path / "mine.jsonl", ROW, span, bare)
     lacks = (Lack.SPANS, Lack.VERSIONS, Lack.TIMELINE)
     assert imported("generic", tmp_path / "mine.jsonl").imports.limits == lacks
-    ran = run_cli("replay", "log.parquet", "-s", "timeline.stamp_missing=true")
+    options = ["-s", "timeline.stamp_missing=true", "-s", "timeline.train_batch_size=1"]
+    ran = run_cli("replay", "log.parquet", *options)
     assert [lack for lack in lacks if f"warning: {lack}\n" not in ran.err] == []
     take = {"event": "take", "train_step": 1, "batch_size": 1}
     assert imported("generic", jsonl(tmp_path / "mine.jsonl", ROW, take)).imports.limits == ()
