@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT
 from importing import imported, jsonl
 from test_import_dumps import slime_dump
@@ -32,7 +35,8 @@ versions: exact, segment, span, start, none; counted in train steps, initial wei
 reads: {columns}
 not read: extra (--map theirs=ours)
 first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
-can't be told: nothing is left out
+can't be told:
+  - {timeline}
 """
 
 
@@ -67,7 +71,7 @@ def test_dry_run_of_a_table(tmp_path: Path, run_cli):
     path = jsonl(tmp_path / "mine.jsonl", {"g": 1, "train_step": 1, "response_len": 5, "model_step": 1, "extra": 7})
     options = ["--from", "generic", "--map", "g=group_id", "--task", "math", "--version-offset", 1, "--dry-run"]
     ran = run_cli("import", path, *options)
-    expected = GENERIC_PLAN.format(columns=", ".join(IMPORTERS["generic"].reads))
+    expected = GENERIC_PLAN.format(columns=", ".join(IMPORTERS["generic"].reads), timeline=Lack.TIMELINE)
     assert (ran.code, ran.out, ran.err) == (0, expected, "")
 
 
@@ -87,6 +91,19 @@ def test_an_import_says_what_it_read_and_what_is_left_out(tmp_path: Path, run_cl
     again = run_cli("replay", "log.parquet")
     assert again.code == 0
     assert f"warning: {Lack.CANCELLED}\n" in again.err
+
+
+def test_what_a_table_leaves_out_is_kept_and_told_again(tmp_path: Path, run_cli):
+    span = ROW | {"group_id": 2, "model_step_end": 1, "train_step": 3}
+    bare = {name: ROW[name] for name in ROW if name != "model_step"} | {"group_id": 3, "train_step": 3}
+    jsonl(tmp_path / "mine.jsonl", ROW, span, bare)
+    lacks = (Lack.SPANS, Lack.VERSIONS, Lack.TIMELINE)
+    assert imported("generic", tmp_path / "mine.jsonl").imports.limits == lacks
+    options = ["-s", "timeline.stamp_missing=true", "-s", "timeline.train_batch_size=1"]
+    ran = run_cli("replay", "log.parquet", *options)
+    assert [lack for lack in lacks if f"warning: {lack}\n" not in ran.err] == []
+    take = {"event": "take", "train_step": 1, "batch_size": 1}
+    assert imported("generic", jsonl(tmp_path / "mine.jsonl", ROW, take)).imports.limits == ()
 
 
 def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
@@ -113,6 +130,15 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
             ["mine.parquet", "--from", "trl", "--sync-interval", "2", "-o", "log.parquet"],
             "count train steps, not weight",
         ),
+        (
+            ["mine.jsonl", "--map", "a=group_id", "--map", "b=group_id", "-o", "log.parquet"],
+            "takes 'a' and 'b' for group",
+        ),
+        (["empty", "-o", "log.parquet"], "extensions: .csv, .jsonl, .parquet, .pt, .pth"),
+        (["mine.jsonl", "-o", f"{'x' * 246}.parquet"], "error: can't write: File name too long"),
+        (["odd.jsonl", "-o", "log.parquet"], "logprobs is 3"),
+        (["odd.jsonl", "-o", "log.parquet"], "task_name is '\\ud800'"),
+        (["odd.jsonl", "-o", "log.parquet"], "logprobs is {'a': 1}"),
         (["mine.jsonl", "--version-offset", "5", "-o", "log.parquet"], "version 0 lies outside the run"),
         (["mine.jsonl", "--from", "areal", "--map", "a=group_id", "-o", "log.parquet"], "--map is for generic tables"),
         (["other.jsonl", "-o", "log.parquet"], "look like no known format"),
@@ -125,6 +151,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
 def test_arguments_that_make_no_sense_are_refused(arguments: list[str], message: str, tmp_path: Path, run_cli):
     jsonl(tmp_path / "mine.jsonl", ROW)
     jsonl(tmp_path / "other.jsonl", {"a": 1})
+    jsonl(tmp_path / "odd.jsonl", ROW | {"logprobs": 3}, ROW | {"task_name": "\ud800"}, ROW | {"logprobs": {"a": 1}})
     jsonl(tmp_path / "mixed" / "a.jsonl", ROW)
     jsonl(tmp_path / "mixed" / "b.jsonl", summary(0, 0, 0, 0))
     jsonl(tmp_path / "blank.jsonl")
@@ -204,11 +231,12 @@ def test_numbers_in_names_order_files_and_texts_are_ids_too(tmp_path: Path):
     assert all(0 <= group < 2**63 for group in log.column("group_id"))
 
 
-def peak_kib(folder: Path, source: Path) -> int:
+def peak_kib(folder: Path, source: Path, name: str = "generic") -> int:
     """Peak memory of an import in a process of its own."""
-    code = "import resource, sys; from tokenaudit.cli import _run; _run(); "
-    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    arguments = ["import", "--from", "generic", str(source), "-o", str(folder / "log.parquet"), "--force"]
+    # not ru_maxrss, which begins with the memory of the process that started this one
+    code = "import re; from tokenaudit.cli import _run; _run(); "
+    code += "print(re.search(r'VmHWM:\\s+([0-9]+)', open('/proc/self/status').read())[1])"
+    arguments = ["import", "--from", name, str(source), "-o", str(folder / "log.parquet"), "--force"]
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -232,3 +260,42 @@ def test_memory_stays_flat_while_the_source_grows(tmp_path: Path):
     assert len(pq.read_table(tmp_path / "log.parquet", columns=["event"])) == 6_000
     # 50 MB and 200 MB of text
     assert sizes[6_000] < sizes[1_500] + 60_000
+
+
+def test_memory_holds_one_dump_at_a_time(tmp_path: Path):
+    def dumps(count: int) -> Path:
+        folder = tmp_path / f"dumps{count}"
+        folder.mkdir()
+        tokens, responses = 1_000, 4_000
+        values = {"index": 0, "group_index": 0, "response_length": tokens, "weight_versions": ["1"]}
+        for number in range(count):
+            # lists of their own, as a trainer writes them: 4 million numbers
+            samples = [values | {"group_index": index, "tokens": list(range(tokens))} for index in range(responses)]
+            torch.save({"rollout_id": number, "samples": samples}, folder / f"rollout_{number}.pt")
+        return folder
+
+    one, four = (peak_kib(tmp_path, dumps(count), "slime") for count in (1, 4))
+    # a dump takes 32 MB for its numbers alone
+    assert four < one + 20_000
+
+
+@pytest.mark.parametrize("name", ["lists", "masks", "texts", "prompts"])
+def test_a_small_table_of_equal_values_takes_bounded_memory(name: str, tmp_path: Path):
+    rows = 300
+    ids = {"group_id": list(range(rows)), "train_step": [1] * rows, "response_len": [1] * rows}
+    text = pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), ["x" * 2_000_000])
+    bits = pa.ListArray.from_arrays(np.arange(3, dtype=np.int32) * 40_000_000, pa.array(np.zeros(80_000_000, np.int8)))
+    tables = {
+        "lists": pa.table({"group_id": [1, 2], "train_step": [1, 1], "response_mask": bits}),
+        "masks": pa.table(
+            {"group_id": [1] * 100, "train_step": [1] * 100, "response_mask": [[0] * 500_000] * 100},
+            schema=pa.schema(
+                [("group_id", pa.int64()), ("train_step", pa.int64()), ("response_mask", pa.list_(pa.int8()))]
+            ),
+        ),
+        "texts": pa.table(ids | {"task_name": text}),
+        "prompts": pa.table({"step": [1] * rows, "prompt": text, "advantage": [1.0] * rows}),
+    }
+    pq.write_table(tables[name], tmp_path / "small.parquet", compression="zstd")
+    assert (tmp_path / "small.parquet").stat().st_size < 100_000
+    assert peak_kib(tmp_path, tmp_path / "small.parquet", "trl" if name == "prompts" else "generic") < 600_000

@@ -18,6 +18,7 @@ from tokenaudit.importers.base import Lack
 
 class Status(enum.Enum):
     COMPLETED = "completed"
+    ABORTED = "aborted"
     EXPIRED = "expired"
     FAILED = "failed"
 
@@ -117,6 +118,51 @@ def test_xtuner_buffer_of_a_checkpoint(tmp_path: Path):
     torch.save(saved | {"storage": "PandasStorage", "storage_state": {"df": 1}}, tmp_path / "replay_buffer.pth")
     with pytest.raises(SourceError, match="a buffer with the storage 'PandasStorage'"):
         imported("xtuner-buffer", tmp_path / "replay_buffer.pth")
+
+
+def test_xtuner_buffers_replay(tmp_path: Path):
+    """Step 9 compared: of five groups, one expired by its oldest token, one by its last fresh token, one earlier."""
+    mixed = state(11, 1, [6, 8, 8, 8], seq_staleness=2, response_mask=[1, 1, 0, 1], reward={"score": 0.5})
+    groups = [
+        ("math", [state(10, 1, [8, 8, 8], seq_staleness=0), mixed]),
+        ("math", [state(20, 2, [4, 8, 8], seq_staleness=4), state(21, 2, [8, 8], seq_staleness=0)]),
+        ("math", [state(30, 3, [6, 6, 8, 8], seq_staleness=2, response_mask=[1, 1, 0, 0])]),
+        ("math", [state(40, 4, [7, 8], seq_staleness=1, status=Status.ABORTED, reward=None)]),
+        ("math", [state(50, 5, [], status=Status.EXPIRED, response_ids=[], reward=None)]),
+    ]
+    items = [
+        StorageItem(group, uid, 10 + uid, task, group[0].fields["status"], 0)
+        for uid, (task, group) in enumerate(groups)
+    ]
+    saved = {"policy": "P", "storage": "NaiveStorage", "storage_state": {"items": items}}
+    torch.save(saved, tmp_path / "replay_buffer.pth")
+    log = imported("xtuner-buffer", tmp_path / "replay_buffer.pth")
+    assert log.imports.limits == (Lack.SNAPSHOT, Lack.TIMELINE)
+    result = log.replayed(
+        "policy.max_staleness=3",
+        "policy.max_token_staleness=1",
+        "timeline.train_batch_size=2",
+        "policy.tail_batch_trigger_size=0",
+    )
+    # staleness of version v is 9 - v - 1; whole responses may reach 3, single tokens 1
+    assert [row["put_groups"] for row in result.steps] == [0] * 8 + [5]
+    names = ("put_groups", "produced_samples", "produced_tokens", "carried_in_tokens")
+    assert total(result, *names) == [5, 7, 3 + 4 + 3 + 2 + 4 + 2, 0]
+    # group 2 holds version 4 of staleness 4, group 3 nothing trainable below staleness 2; group 5 was expired before,
+    # which is neither
+    assert total(result, "expired_groups", "expired_at_put", "expired_by_sequence", "expired_by_token") == [3, 3, 1, 1]
+    # the expired members lose their tokens: three of group 2 and four of group 3
+    assert total(result, "reset_tokens", "discarded_groups") == [3 + 4, 0]
+    assert [row["shortfall_groups"] for row in result.steps] == [2] * 8 + [1]
+    # group 1 alone is complete: 3 + 4 tokens, version 6 is stale, one token was never trainable
+    names = ("taken_groups", "taken_tokens", "trained_tokens", "masked_stale_tokens", "masked_semantic_tokens")
+    assert total(result, *names) == [1, 7, 5, 1, 1]
+    # the aborted group, and the fresh member of group 2
+    assert total(result, "leftover_aborted", "leftover_expired") == [1, 3]
+    assert result.ledger["total"]["held_tokens"] == 2 + 2
+    assert total(result, "seq_staleness_sum", "seq_staleness_max", "token_staleness_max") == [0 + 2, 2, 0]
+    # completed responses as they were put: 1 and 0.5, 1 and 1, 1
+    assert total(result, "raw_rewards_sum", "raw_rewards_count") == [4.5, 5]
 
 
 def sample(index: int, group: int, tokens: int, versions: list[str], **values: Any) -> dict[str, Any]:
@@ -247,6 +293,49 @@ def test_verl_queue_batches(tmp_path: Path):
     assert (log.rows[-1]["train_step"], log.rows[-1]["batch_size"]) == (6, 2)
 
 
+def queue_batch(path: Path, step: int, responses: list[tuple[str, list[int], int, int]]) -> None:
+    """A batch of (key, mask, first version, last version), masks padded to a table."""
+    path.parent.mkdir(parents=True)
+    masks = torch.zeros(len(responses), 8, dtype=torch.int64)
+    scores = torch.zeros(len(responses), 8)
+    tags = []
+    for index, (_, mask, low, high) in enumerate(responses):
+        masks[index, : len(mask)] = torch.tensor(mask)
+        scores[index, len(mask) - 1] = 0.5
+        tags.append({"prompt_len": 2, "response_len": len(mask), "min_global_steps": low, "max_global_steps": high})
+    columns = {"response_mask": masks, "rm_scores": scores}
+    keys = [key for key, *_ in responses]
+    torch.save({"tensordict": TensorDict(columns), "tags": tags, "keys": keys, "global_steps": step}, path)
+
+
+def test_verl_queue_batches_replay(tmp_path: Path):
+    first = [("a_0_0", [1, 1, 1], 4, 4), ("a_0_1", [1, 0, 1, 1], 4, 4), ("b_0_0", [1, 1], 3, 3), ("b_0_1", [1], 4, 4)]
+    second = [("c_0_0", [1] * 5, 4, 5), ("d_0_0", [1, 1, 0], 5, 5)]
+    queue_batch(tmp_path / "dump" / "5" / "0" / "tq_batch.pt", 5, first)
+    queue_batch(tmp_path / "dump" / "6" / "0" / "tq_batch.pt", 6, second)
+    log = imported("verl-queue", tmp_path / "dump")
+    assert log.imports.limits == (Lack.DROPPED, Lack.SPANS)
+    result = log.replayed("policy.max_staleness=1", "policy.max_token_staleness=0", "policy.tail_batch_trigger_size=0")
+    assert [row["train_step"] for row in result.steps] == [5, 6]
+    assert total(result, "put_groups", "produced_samples", "produced_tokens") == [4, 6, 3 + 4 + 2 + 1 + 5 + 3]
+    # step 5: version 3 is one step old, and so all of b_0_0 is stale: group b expires by token and is rolled again
+    assert total(result, "expired_groups", "expired_by_token", "expired_by_sequence") == [2, 2, 0]
+    # step 6: read as old as it may be, all of c is of version 4, one step old
+    assert [row["expired_groups"] for row in result.steps] == [1, 1]
+    assert [row["taken_groups"] for row in result.steps] == [1, 1]
+    assert [row["shortfall_groups"] for row in result.steps] == [1, 1]
+    # group a with 7 tokens, of which one is never trained; group d with 3, of which one is never trained
+    assert [row["trained_tokens"] for row in result.steps] == [6, 2]
+    assert total(result, "masked_semantic_tokens", "masked_stale_tokens", "reset_tokens") == [2, 0, 2 + 5]
+    # b_0_1 keeps its token while its group waits
+    assert result.ledger["total"]["held_tokens"] == 1
+    assert total(result, "raw_rewards_sum", "raw_rewards_count") == [3.0, 6]
+    # as new as it may be, all of c is of version 5 and trained: nothing of step 6 expires
+    assert result.intervals["expired_groups"] == (1, 2)
+    assert result.intervals["trained_tokens"] == (6 + 2, 6 + 2 + 5)
+    assert result.intervals["reset_tokens"] == (2, 2 + 5)
+
+
 def test_nemo_rl_classic_buffer(tmp_path: Path):
     batch = {
         "token_loss_mask": torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 1, 0, 1, 1]]),
@@ -289,6 +378,44 @@ def test_nemo_rl_single_controller_buffer(tmp_path: Path):
     (row,) = imported("nemo-rl", tmp_path / "replay_buffer.pt").rows
     assert (row["train_step"], row["model_step"], row["model_step_end"]) == (5, 2, 4)
     assert (row["version_precision"], row["response_len"], row["reward"]) == ("span", 2, 0.5)
+
+
+def nemo_group(start: int, end: int, target: int, name: str, *masks: list[int]) -> dict[str, Any]:
+    """A group of the single controller, masks over prompt and response, padded to a table."""
+    table = torch.zeros(len(masks), 8, dtype=torch.int64)
+    for row, mask in zip(table, masks, strict=True):
+        row[: len(mask)] = torch.tensor(mask)
+    lengths = torch.tensor([len(mask) for mask in masks])
+    fields = {"token_loss_mask": table, "input_lengths": lengths, "rewards": torch.ones(len(masks))}
+    return {"start_weight": start, "end_weight": end, "target_step": target, "group_id": name, "fields_data": fields}
+
+
+def test_nemo_rl_buffers_replay(tmp_path: Path):
+    groups = [
+        # step 9: fresh, 3 + 2 tokens, and one that a tool wrote
+        nemo_group(8, 8, 8, "a", [0, 1, 1, 1], [0, 1, 0, 1]),
+        # step 9: two steps old
+        nemo_group(6, 6, 8, "b", [0, 0, 1, 1]),
+        # step 10: from version 7, two steps old, to version 9
+        nemo_group(7, 9, 9, "c", [0, 1, 1, 1, 1]),
+        nemo_group(8, 8, 9, "d", [0, 1, 1, 1, 1, 1]),
+    ]
+    torch.save({"groups": groups}, tmp_path / "replay_buffer.pt")
+    log = imported("nemo-rl", tmp_path / "replay_buffer.pt")
+    assert log.imports.limits == (Lack.SNAPSHOT, Lack.TIMELINE, Lack.SPANS)
+    result = log.replayed("policy.max_staleness=1", "timeline.train_batch_size=1", "policy.tail_batch_trigger_size=-1")
+    assert [row["put_groups"] for row in result.steps] == [0] * 8 + [2, 2]
+    assert total(result, "put_groups", "produced_samples", "produced_tokens") == [4, 5, 3 + 3 + 2 + 4 + 5]
+    # b at step 9, and c at step 10 read as old as it may be; nothing is rolled again
+    assert total(result, "expired_by_sequence", "discarded_groups", "discarded_stale_tokens") == [2, 2, 2 + 4]
+    assert [row["trained_tokens"] for row in result.steps] == [0] * 8 + [5, 5]
+    assert [row["shortfall_groups"] for row in result.steps] == [1] * 8 + [0, 0]
+    assert (result.totals["masked_semantic_tokens"], result.ledger["total"]["held_tokens"]) == (1, 0)
+    assert [row["seq_staleness_max"] for row in result.steps[-2:]] == [0, 1]
+    # as new as it may be, c is kept, and still there when d was taken as the older one
+    assert result.intervals["discarded_stale_tokens"] == (2, 2 + 4)
+    assert result.intervals["leftover_completed"] == (0, 1)
+    assert "trained_tokens" not in result.intervals
 
 
 def test_a_hostile_dump_is_a_fault_like_any_other(tmp_path: Path, run_cli):

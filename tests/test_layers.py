@@ -57,6 +57,7 @@ LAYERS = (
     "tokenaudit.importers.dumps",
     "tokenaudit.importers.files",
     "tokenaudit.importers.batch",
+    "tokenaudit.importers.tables",
     "tokenaudit.importers.areal",
     "tokenaudit.importers.prime_rl",
     "tokenaudit.importers.tinker",

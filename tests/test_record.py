@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT
 from recorder_kill import LOSS_BOUND, RESPONSES, TOKENS
 
@@ -117,6 +118,17 @@ def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
         with pytest.raises(RecordError, match=r"theirs\.parquet"):
             Recorder(tmp_path, **{option: True})
     assert (tmp_path / "part-000001.parquet").exists()
+
+
+def test_two_recorders_in_one_folder_are_noticed_and_overwrite_nothing(tmp_path: Path):
+    first = Recorder(tmp_path, append=True)
+    second = Recorder(tmp_path, append=True)
+    first.refresh(1)
+    first.close()
+    second.refresh(2)
+    with pytest.raises(RecordError, match=r"part-000001.parquet is there already: another recorder writes"):
+        second.close()
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
 
 
 def test_rows_that_wait_are_sealed_after_a_while(tmp_path: Path):
@@ -264,12 +276,59 @@ def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
         ({"rollout_id": 1, "response_len": 2, "prior_len": 3}, "prior_len is 3 for 2 tokens"),
         ({"rollout_id": 1, "response_len": 1, "reward": "good"}, "reward is 'good'"),
         ({"rollout_id": 1, "response_len": 1, "agentic": 1}, "agentic is 1"),
+        ({"rollout_id": 1, "response_len": 1, "reward": 10**400}, "reward is 1000"),
+        ({"rollout_id": 1, "response_len": 10**5000}, "response_len is int"),
+        ({"rollout_id": 1, "response_len": 1, "status": np.array([1, 2])}, "unknown status array"),
+        ({"rollout_id": 1, "response_len": 1, "finish_reason": "\ud800"}, r"finish_reason is '\\ud800'"),
+        ({"rollout_id": 1, "response_len": 1, 7: 1}, "7 is nothing a response tells"),
+        ({"rollout_id": 1, "response_len": 1, "logprobs": torch.zeros(1, device="meta")}, "logprobs can't be copied"),
     ],
 )
 def test_a_response_that_makes_no_sense_is_refused_at_the_put(response: dict, message: str, tmp_path: Path):
     with Recorder(tmp_path / "log") as recorder, pytest.raises(RecordError, match=message):
         recorder.put([response], group_id=1, train_step=1)
     assert rows_of(tmp_path / "log") == []
+
+
+@pytest.mark.parametrize("group", [None, {"rollout_id": 1}, [None], [7], "ab", np.array([1, 2]), iter([{}])])
+def test_what_is_no_list_of_mappings_is_refused_at_the_put(group: Any, tmp_path: Path):
+    with Recorder(tmp_path) as recorder, pytest.raises(RecordError, match="the responses are"):
+        recorder.put(group, group_id=1, train_step=1)
+
+
+@pytest.mark.parametrize("token_columns", [False, True])
+def test_no_value_keeps_the_other_events_of_its_part_from_being_written(token_columns: bool, tmp_path: Path):
+    recorder = Recorder(tmp_path, token_columns=token_columns)
+    response = {"rollout_id": 1, "response_len": 2}
+    for task in ("\ud800", "\udc80"):
+        with pytest.raises(RecordError, match="task_name is"):
+            recorder.put([response], group_id=1, train_step=1, task_name=task)
+        with pytest.raises(RecordError, match="task_name is"):
+            recorder.sample(1, "aborted", task_name=task)
+    names = ("response_ids", "response_mask", "trained_mask", "logprobs")
+    flawed = [{name: [[1, 2], [3, 4]]} for name in names] + [{"logprobs": [1j, 2]}, {"response_mask": [0.5, 1]}]
+    for values in flawed:
+        recorder.put([response | values], group_id=1, train_step=1, model_step=0)
+    rewards = [np.float16(1), np.int64(2), 3, np.longdouble(4), 2**70]
+    for reward in rewards:
+        recorder.put([response | {"reward": reward}], group_id=1, train_step=1, model_step=0)
+    with pytest.raises(RecordError, match=f"{len(flawed)} events were not recorded"):
+        recorder.close()
+    assert [row["reward"] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
+
+
+def test_tensors_are_taken_as_they_are(tmp_path: Path):
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        for logprobs in (
+            torch.tensor([-0.5, -1.0], requires_grad=True),
+            torch.tensor([-0.5, -1.0], dtype=torch.bfloat16),
+        ):
+            response = {"rollout_id": 1, "response_model_steps": torch.tensor([0, 1]), "logprobs": logprobs}
+            recorder.put([response], group_id=1, train_step=2)
+            with torch.no_grad():
+                logprobs.zero_()
+    assert [row["logprobs"] for row in rows_of(tmp_path)] == [[-0.5, -1.0]] * 2
+    assert [row["response_model_steps"] for row in rows_of(tmp_path)] == [[0, 1]] * 2
 
 
 def test_lists_that_hold_no_numbers_are_told_at_the_end(tmp_path: Path):
@@ -312,6 +371,27 @@ def test_a_forked_process_is_told_that_the_recorder_is_not_its_own(tmp_path: Pat
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     assert ran.stdout == "7\n"
     assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
+
+
+def test_a_process_forked_while_the_lock_is_held_does_not_wait_for_it(tmp_path: Path):
+    code = (
+        f"import os, sys\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\n"
+        "r.refresh(1)\n"
+        # another thread holds the lock while the process forks
+        "import threading\nheld, go = threading.Event(), threading.Event()\n"
+        "def hold():\n    with r._state:\n        held.set()\n        go.wait()\n"
+        "threading.Thread(target=hold).start()\nheld.wait()\nchild = os.fork()\ngo.set()\n"
+        "if child == 0:\n"
+        "    try:\n        r.refresh(1)\n"
+        "    except tokenaudit.errors.RecordError:\n        r.close()\n        sys.exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment, timeout=30
+    )
+    assert ran.stdout == "7\n"
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
 
 
 def test_a_closed_recorder_refuses_events_and_closes_twice(tmp_path: Path):

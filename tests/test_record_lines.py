@@ -122,3 +122,42 @@ def test_a_missing_file_is_an_error(run_cli):
     ran = run_cli("record", "--from-jsonl", "nothing.jsonl", "-o", "log")
     assert (ran.code, ran.out) == (2, "")
     assert "can't read: No such file or directory" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [("- <&-", "error: standard input is closed"), ("/proc/self/mem", "at: /proc/self/mem")],
+)
+def test_a_stream_that_cannot_be_read_is_an_error(command: str, message: str, tmp_path: Path):
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m tokenaudit record -o log --from-jsonl {command}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert message in ran.stderr
+
+
+def test_values_that_take_forever_to_print_are_told_in_short(tmp_path: Path, run_cli):
+    deep = "[" * 900 + "]" * 900
+    lines = [
+        f'{{"event": {deep}}}',
+        f'{{"event": "take", "train_step": {deep}, "batch_size": 1}}',
+        f'{{"event": "sample", "group_id": 1, "status": "{"x" * 3_000_000}"}}',
+        f'{{"event": "refresh", "train_step": 1, "{"x" * 3_000_000}": 1}}',
+        '{"event": "put", "train_step": 1, "group_id": 1, "task_name": "\\ud800", "responses": [{"rollout_id": 1}]}',
+        TAKE,
+    ]
+    ran = run_cli("record", "--from-jsonl", written(tmp_path, *lines), "-o", "log")
+    assert (ran.code, ran.out) == (2, "1 events in log\n")
+    assert len(ran.err) < 4_000
+    for message in (
+        "unknown event [",
+        "train_step is [",
+        "unknown status 'xxx",
+        "is nothing a refresh",
+        "task_name is",
+    ):
+        assert message in ran.err

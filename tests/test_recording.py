@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT
 from xtuner_fake import FakeReplayBuffer, FakeState, FakeStatus
 
@@ -122,7 +125,8 @@ def buffer_with(recorder: Recorder) -> FakeReplayBuffer:
 
 
 def state(group_id: int = 1, status: FakeStatus = FakeStatus.COMPLETED, **values: Any) -> FakeState:
-    return FakeState(10 * group_id, group_id, status, **({"response_ids": [5, 6]} | values))
+    fields: dict[str, Any] = {"rollout_id": 10 * group_id, "group_id": group_id, "status": status}
+    return FakeState(**(fields | {"response_ids": [5, 6]} | values))
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -163,6 +167,99 @@ def test_what_cannot_be_recorded_is_told_and_the_call_goes_through(tmp_path: Pat
         asyncio.run(run(buffer_with(recorder)))
     # a public get of completed groups is a take
     assert [row["event"] for row in recorded(tmp_path)] == ["take"]
+
+
+class OddBuffer(FakeReplayBuffer):
+    """Keeps groups as they are, with a task by default."""
+
+    def __init__(self) -> None:
+        super().__init__(by_staleness=False)
+        self.group: list[Any] = []
+
+    async def put(self, items: list[Any], task_name: str = "math", model_step: int | None = None) -> None:
+        self.group = items
+
+    async def get(
+        self, batch_size: int, task_name: str = "math", group_status: FakeStatus = FakeStatus.ABORTED
+    ) -> list[list[Any]]:
+        return [self.group]
+
+
+def attached(buffer: OddBuffer, recorder: Recorder) -> OddBuffer:
+    attach_xtuner(buffer, recorder)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rollout_id": None},
+        {"rollout_id": "r"},
+        {"reward": "good"},
+        {"reward": {"score": [1, 2]}},
+        {"response_ids": 7},
+        {"status": None},
+    ],
+)
+def test_no_response_keeps_a_call_from_going_through(values: dict[str, Any], tmp_path: Path):
+    async def run(buffer: OddBuffer) -> None:
+        group = [state(**values)]
+        await buffer.put(group, model_step=0)
+        assert await buffer.get(1) == [group]
+        await buffer.put([state()], model_step=0)
+
+    with Recorder(tmp_path) as recorder, pytest.warns(RuntimeWarning, match="not recorded: "):
+        asyncio.run(run(attached(OddBuffer(), recorder)))
+    assert [row["rollout_id"] for row in recorded(tmp_path) if row["event"] == "put"] == [state().rollout_id]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_responses_may_hold_arrays_and_tensors(kind: Callable[[Any], Any], tmp_path: Path):
+    async def run(buffer: OddBuffer) -> None:
+        values = {"response_ids": [5, 6], "response_model_steps": [0, 1], "response_mask": [1, 0]}
+        values |= {"logprobs": [-0.5, -1.0], "prompt_ids": [1], "reward": 0.5}
+        await buffer.put([state(**{name: kind(value) for name, value in values.items()})], model_step=0)
+        await buffer.get(1)
+
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        asyncio.run(run(attached(OddBuffer(), recorder)))
+    put, sample = recorded(tmp_path)
+    assert (put["response_ids"], put["response_model_steps"], put["response_mask"]) == ([5, 6], [0, 1], [1, 0])
+    assert (put["logprobs"], put["prompt_len"], put["reward"]) == ([-0.5, -1.0], 1, 0.5)
+    assert (sample["event"], sample["task_name"]) == ("sample", "math")
+
+
+def test_a_put_that_raised_may_be_made_again(tmp_path: Path):
+    class Failing(OddBuffer):
+        async def put(self, items: list[Any], task_name: str = "math", model_step: int | None = None) -> None:
+            await super().put(items)
+            if model_step == 1:
+                raise OSError("full")
+
+    async def run(buffer: OddBuffer) -> None:
+        await buffer.put([state(response_ids=[1, 2], response_model_steps=[0, 0])], model_step=0)
+        await buffer.get(1)
+        longer = [state(response_ids=[1, 2, 3], response_model_steps=[0, 0, 1])]
+        with pytest.raises(OSError, match="full"):
+            await buffer.put(longer, model_step=1)
+        await buffer.put(longer, model_step=2)
+
+    with Recorder(tmp_path) as recorder:
+        asyncio.run(run(attached(Failing(), recorder)))
+    assert [row["prior_len"] for row in recorded(tmp_path) if row["event"] == "put"] == [0, 2]
+
+
+def test_a_buffer_is_recorded_once_and_detached_more_than_once(tmp_path: Path):
+    buffer = FakeReplayBuffer(by_staleness=False)
+    with Recorder(tmp_path) as recorder:
+        detach = attach_xtuner(buffer, recorder)
+        with pytest.raises(TypeError, match="attached to this buffer already"):
+            attach_xtuner(buffer, recorder)
+        detach()
+        attach_xtuner(buffer, recorder)
+        detach()
+        asyncio.run(buffer.put([state()], "math", model_step=0))
+    assert len(recorded(tmp_path)) == 1
 
 
 def test_concurrent_calls_are_recorded_in_the_order_they_take_effect(tmp_path: Path):

@@ -11,6 +11,7 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from tokenaudit.errors import SourceError
+from tokenaudit.errors import SourceError, shown
 from tokenaudit.pickled import Limits, Numbers, Record
 from tokenaudit.torch_zip import TorchFile
 
@@ -219,8 +220,46 @@ def test_a_memory_bomb_in_the_memo_takes_no_memory(tmp_path: Path):
     assert load(archive(tmp_path / "x.pt", b"\x80\x02Nr\xff\xff\xff\xff.")) is None
 
 
+@pytest.mark.parametrize(
+    ("made", "call"),
+    [
+        (b"](" + b"K\x01" * 4_000 + b"e", b"cbuiltins\nset\n"),
+        (b"](" + b"K\x01" * 4_000 + b"e", b"cbuiltins\nfrozenset\n"),
+        (b"X" + (32_000).to_bytes(4, "little") + b"a" * 32_000 + b"X\x06\x00\x00\x00latin1", b"c_codecs\nencode\n"),
+    ],
+)
+def test_copying_one_value_over_and_over_counts_every_copy(made: bytes, call: bytes, tmp_path: Path):
+    made = made.replace(b"X\x06", b"q\x00X\x06") if b"latin1" in made else made + b"q\x00"
+    argument = b"h\x00X\x06\x00\x00\x00latin1\x86" if b"latin1" in made else b"h\x00\x85"
+    data = b"\x80\x02" + made + call + b"q\x01" + (b"h\x01" + argument + b"R0") * 1_000 + b"N."
+    with (
+        TorchFile(archive(tmp_path / "x.pt", data), Limits(elements=1_000_000)) as file,
+        pytest.raises(SourceError, match="more than 1000000 elements"),
+    ):
+        file.load()
+
+
+def test_a_long_tuple_is_no_key(tmp_path: Path):
+    data = b"\x80\x02}((" + b"K\x01" * 17 + b"tK\x01u."
+    with pytest.raises(SourceError, match="nor a few of them"):
+        load(archive(tmp_path / "x.pt", data))
+
+
+def test_pieces_of_one_storage_are_read_piece_by_piece(tmp_path: Path):
+    whole = torch.arange(4_000_000)
+    torch.save([*whole.split(1_000), whole[::2][5:8], whole.view(2000, 2000).T[1:3, :2], whole[7]], tmp_path / "x.pt")
+    before = time.process_time()
+    *pieces, strided, turned, one = load(tmp_path / "x.pt")
+    # each piece once; the whole storage for each would be 128 GB
+    assert time.process_time() - before < 5
+    assert np.array_equal(np.concatenate(pieces), whole.numpy())
+    assert strided.tolist() == [10, 12, 14]
+    assert turned.tolist() == [[1, 2001], [2, 2002]]
+    assert one.item() == 7
+
+
 def test_a_tuple_that_holds_itself_over_and_over_takes_no_time(tmp_path: Path):
-    from tokenaudit.importers.base import FieldFault, shown
+    from tokenaudit.importers.base import FieldFault
     from tokenaudit.importers.dumps import plain as plain_value
 
     value = load(archive(tmp_path / "x.pt", LAUGHS))

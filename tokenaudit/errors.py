@@ -6,6 +6,7 @@ problem it found, so that a user mends them in one go.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -66,6 +67,10 @@ class LedgerError(AssertionError):
     """Tokens were lost or counted twice: a fault of tokenaudit itself, never of the input."""
 
 
+_LONGEST_NAME = 200
+"""Characters of a name that are compared with those that exist."""
+
+
 def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
     """A hint that names the entry of `known` closest to `name`, or lists all of them.
 
@@ -75,7 +80,24 @@ def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
         label: the plural noun for what exists, such as "keys" or "columns".
     """
     options = list(known)
-    close = get_close_matches(name, options, n=1)
+    # what is longer is no slip of the pen, and comparing millions of characters takes gigabytes
+    close = get_close_matches(name[:_LONGEST_NAME], options, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"{label}: {', '.join(options)}" if options else f"there are no {label}"
+
+
+def shown(value: object) -> str:
+    """A value of any kind for a message.
+
+    Only a few levels of it, so that one that holds itself a million times takes no time. A number of thousands of
+    digits, which Python doesn't print, is told by its type.
+    """
+    try:
+        return _SHORT.repr(value)[:60]
+    except ValueError:
+        return type(value).__name__
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2

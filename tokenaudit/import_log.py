@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +80,9 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
         what = f"can't write: {error.strerror or error}"
         raise SourceError(Problem(what, str(output), "choose another place")) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # what couldn't be made can't always be removed, and the reason was told already
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     sync_folder(output.parent)
     return imports
 

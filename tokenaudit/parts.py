@@ -17,8 +17,9 @@ _PART = re.compile(r"part-(\d{6,})\.parquet")
 _UNSEALED = re.compile(r"\.part-\d{6,}\.parquet\.tmp")
 
 
+_SIZED = (*TOKEN_COLUMNS, "task_name", "finish_reason")
 PART_ELEMENTS = 16_000_000
-"""Elements of token columns, plus `ROW_COST` per row, at which a part is sealed."""
+"""Elements of token columns, characters of texts, and `ROW_COST` per row, at which a part is sealed."""
 ROW_COST = 64
 """What a row counts for, beside its lists, in bounds of memory."""
 
@@ -63,9 +64,9 @@ class Pending:
 
 
 def cost_of(rows: Sequence[Row]) -> int:
-    """What rows take in bounds of memory: their list elements, and `ROW_COST` each."""
-    lists = (row[name] for row in rows for name in TOKEN_COLUMNS if row.get(name) is not None)
-    return ROW_COST * len(rows) + sum(map(len, lists))
+    """What rows take in bounds of memory: their list elements, the characters of their texts, and `ROW_COST` each."""
+    sized = (row[name] for row in rows for name in _SIZED if row.get(name) is not None)
+    return ROW_COST * len(rows) + sum(map(len, sized))
 
 
 class PartFolder:
@@ -113,6 +114,8 @@ class PartFolder:
             OSError: it can't be written; the number stays free.
         """
         path = self.path / f"part-{self._number + 1:06}.parquet"
+        if path.exists():
+            raise FileExistsError(f"{path.name} is there already: another recorder writes to this folder")
         seal(table, path)
         self._number += 1
         return path

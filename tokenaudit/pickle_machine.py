@@ -20,6 +20,10 @@ from tokenaudit.pickled import Limits, Name, Numbers, PickleFault, Record, array
 _PLAIN = re.compile(rb"(?:K.|M..|J....|G........|[\x88\x89N])++", re.DOTALL)
 _AT_ONCE = 1 << 20
 """Bytes of such a run that are decoded at once; `pickle` itself writes at most 1,000 values a time."""
+_ELEMENT_BYTES = 8
+"""Bytes of a text that count as an element where it is copied."""
+_MAX_KEY = 16
+"""Parts of a dictionary key."""
 _CONTAINERS = {"collections.OrderedDict": dict, "builtins.dict": dict, "__builtin__.dict": dict}
 _SETS = ("builtins.set", "__builtin__.set", "builtins.frozenset", "__builtin__.frozenset")
 _ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
@@ -201,9 +205,13 @@ class Machine:
             return {}
         if name in _SETS and len(arguments) <= 1:
             made = Numbers()
-            made.extend(list(arguments[0]) if arguments and isinstance(arguments[0], Numbers) else [])
+            values = arguments[0] if arguments and isinstance(arguments[0], Numbers) else ()
+            # one list may be copied over and over
+            self._count(len(values))
+            made.extend(list(values))
             return made
         if name == "_codecs.encode" and len(arguments) == 2 and isinstance(arguments[0], str):
+            self._count(len(arguments[0]) // _ELEMENT_BYTES)
             try:
                 return arguments[0].encode("latin1")
             except UnicodeEncodeError as error:
@@ -248,12 +256,11 @@ class Machine:
 
 
 def _key(key: Any) -> Any:
-    """A dictionary key: a number or text, or a tuple of them, so that hashing it takes no time."""
-    if isinstance(key, str | int | float | bytes | None):
+    """A dictionary key: a number or text, or a few of them in a tuple, so that hashing it takes no time."""
+    parts = key if isinstance(key, tuple) and len(key) <= _MAX_KEY else (key,)
+    if all(isinstance(part, str | int | float | bytes | None) for part in parts):
         return key
-    if isinstance(key, tuple) and all(isinstance(part, str | int | float | bytes | None) for part in key):
-        return key
-    raise PickleFault("a dictionary key that is no number or text")
+    raise PickleFault("a dictionary key that is no number or text, nor a few of them")
 
 
 def _text(machine: Machine, size: int) -> str:

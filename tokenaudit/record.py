@@ -177,6 +177,8 @@ class Recorder:
                 raise RecordError([*self._rejected, closing])
 
     def _stop(self) -> None:
+        if self._is_foreign():
+            return
         with self._state:
             self._closing = True
             self._state.notify_all()
@@ -184,6 +186,9 @@ class Recorder:
 
     def _enqueue(self, rows: list[Row]) -> None:
         cost = cost_of(rows)
+        if self._is_foreign():
+            what = "the recorder belongs to another process, which this one was forked from"
+            raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
         with self._state:
             while not self._has_room(cost):
                 if self._when_full is WhenFull.DROP:
@@ -198,11 +203,12 @@ class Recorder:
             self._queued += cost
             self._state.notify_all()
 
+    def _is_foreign(self) -> bool:
+        """Whether this process was forked from the recorder's; the lock may then be held forever, so ask before."""
+        return os.getpid() != self._process
+
     def _has_room(self, cost: int) -> bool:
         """Whether an event fits the queue; one that is larger than the whole queue fits an empty one."""
-        if os.getpid() != self._process:
-            what = "the recorder belongs to another process, which this one was forked from"
-            raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
         if self._closing:
             raise RecordError(Problem("the recorder is closed", str(self._parts.path), "record before close"))
         if self._failure is not None and self._when_full is WhenFull.BLOCK:

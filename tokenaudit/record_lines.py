@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
-from tokenaudit.errors import Problem, RecordError, nearest_hint
+from tokenaudit.errors import Problem, RecordError, nearest_hint, shown
 from tokenaudit.lines import JsonLine, json_lines
 from tokenaudit.record import Recorder
 from tokenaudit.schema import EventKind
@@ -71,11 +71,12 @@ def _record(line: JsonLine, source: str, recorder: Recorder) -> list[Problem]:
     where = f"{source}, line {line.number}"
     name = line.data.get("event", EventKind.PUT.value)
     if name not in [*map(str, EventKind)]:
-        return [Problem(f"unknown event {name!r:.60}", where, nearest_hint(str(name), map(str, EventKind), "events"))]
+        hint = nearest_hint(name if isinstance(name, str) else "", map(str, EventKind), "events")
+        return [Problem(f"unknown event {shown(name)}", where, hint)]
     event = EventKind(name)
     keys = (*_COMMON, *_KEYS[event])
     problems = [
-        Problem(f"{key!r:.60} is nothing a {event} tells", where, nearest_hint(key, keys, "names"))
+        Problem(f"{shown(key)} is nothing a {event} tells", where, nearest_hint(key, keys, "names"))
         for key in line.data
         if key not in keys
     ]

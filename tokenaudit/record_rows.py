@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, RecordError, nearest_hint
+from tokenaudit.errors import Problem, RecordError, nearest_hint, shown
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log_writer import Row, element_type
 from tokenaudit.schema import COLUMNS, DEFAULT_TASK, TOKEN_COLUMNS, VERSION_RUNS, ColumnType, EventKind
@@ -53,11 +53,16 @@ def put_rows(
         "time_us": time_us,
     }
     problems = list(_problems(shared, "the put"))
+    if not isinstance(group, Sequence) or not all(isinstance(response, Mapping) for response in group):
+        what = f"the responses are {shown(group)}"
+        raise RecordError([*problems, Problem(what, f"the put of group {shown(group_id)}", "give a list of mappings")])
     if not group:
         problems.append(Problem("a put without a response", None, "an empty group has nothing to record"))
-    rows = [{"status": Status.COMPLETED.value} | _present(response) | shared for response in group]
-    for index, (response, row) in enumerate(zip(group, rows, strict=True)):
-        where = f"response {index} of group {group_id}"
+    rows: list[Row] = []
+    for index, response in enumerate(group):
+        where = f"response {index} of group {shown(group_id)}"
+        row = {"status": Status.COMPLETED.value} | _present(response, where) | shared
+        rows.append(row)
         problems.extend(_unknown(response, where))
         problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
         if "rollout_id" not in row:
@@ -83,11 +88,13 @@ def event_row(event: EventKind, **values: int | str | None) -> Row:
 
 
 def converted(row: Row) -> Row:
-    """The same row with token columns as numpy arrays of the types that are written.
+    """The same row as it is written: token columns are numpy arrays of their types, the reward is a float.
 
     Raises:
         RecordError: an element that isn't a number, or doesn't fit.
     """
+    if row.get("reward") is not None:
+        row["reward"] = float(row["reward"])
     for name in TOKEN_COLUMNS:
         values = row.get(name)
         if values is not None:
@@ -95,24 +102,40 @@ def converted(row: Row) -> Row:
     return row
 
 
-def _present(response: Mapping[str, Any]) -> Row:
+def _present(response: Mapping[str, Any], where: str) -> Row:
     return {
-        name: _copied(value) if name in TOKEN_COLUMNS else value
+        name: _copied(name, value, where) if name in TOKEN_COLUMNS else value
         for name, value in response.items()
         if value is not None
     }
 
 
-def _copied(values: Any) -> Any:
+def _copied(name: str, values: Any, where: str) -> Any:
+    """A copy that the caller's later changes don't reach.
+
+    Raises:
+        RecordError: values that can't be copied.
+    """
     if isinstance(values, list):
         return values.copy()
-    return values if isinstance(values, tuple) else np.array(values)
+    if isinstance(values, tuple):
+        return values
+    try:
+        return np.array(values)
+    except Exception:  # noqa: BLE001 - numpy refuses tensors on a device, with gradients or of bfloat16, each in its way
+        pass
+    try:
+        return values.tolist()
+    except Exception as error:
+        what = f"{name} can't be copied: {type(error).__name__}: {error}"[:200]
+        raise RecordError(Problem(what, where, "give a list or an array with one number per token")) from error
 
 
 def _unknown(response: Mapping[str, Any], where: str) -> Iterator[Problem]:
     for name in response:
         if name not in RESPONSE_COLUMNS:
-            yield Problem(f"{name!r} is nothing a response tells", where, nearest_hint(name, RESPONSE_COLUMNS, "names"))
+            hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
+            yield Problem(f"{shown(name)} is nothing a response tells", where, hint)
 
 
 def _problems(values: Row, where: str) -> Iterator[Problem]:
@@ -122,32 +145,53 @@ def _problems(values: Row, where: str) -> Iterator[Problem]:
             if name in ("train_step", "group_id", "batch_size"):
                 yield Problem(f"{name} is missing", where, "every event of this kind needs it")
         elif name == "status":
-            if value not in _STATUSES:
-                yield Problem(f"unknown status {value!r:.60}", where, nearest_hint(str(value), _STATUSES, "statuses"))
+            if not isinstance(value, str) or value not in _STATUSES:
+                hint = nearest_hint(value if isinstance(value, str) else "", _STATUSES, "statuses")
+                yield Problem(f"unknown status {shown(value)}", where, hint)
         elif name in ("task_name", "finish_reason", "version_precision", "event"):
-            if not isinstance(value, str):
-                yield Problem(f"{name} is {value!r:.60}", where, "it is text")
+            if not isinstance(value, str) or not _is_utf8(value):
+                yield Problem(f"{name} is {shown(value)}", where, "it is text that UTF-8 can hold")
         elif name == "agentic":
             if not isinstance(value, bool | np.bool_):
-                yield Problem(f"agentic is {value!r:.60}", where, "it is true or false")
+                yield Problem(f"agentic is {shown(value)}", where, "it is true or false")
         elif name == "reward":
-            if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-                yield Problem(f"reward is {value!r:.60}", where, "it is a number")
+            if not _is_real(value):
+                yield Problem(f"reward is {shown(value)}", where, "it is a number")
         elif name in TOKEN_COLUMNS:
             if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
-                yield Problem(f"{name} is {value!r:.60}", where, "it is a list with one number per token")
+                yield Problem(f"{name} is {shown(value)}", where, "it is a list with one number per token")
         else:
             yield from _integer_problems(name, value, where)
 
 
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be written; half of a pair of surrogates, as JSON can hold it, can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
 def _integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        yield Problem(f"{name} is {value!r:.60}", where, "it is an integer")
+        yield Problem(f"{name} is {shown(value)}", where, "it is an integer")
     elif name in _WIDE:
         if not -(2**63) < value < 2**63:
-            yield Problem(f"{name} is {value}", where, "it fits 64 bits")
+            yield Problem(f"{name} is {shown(value)}", where, "it fits 64 bits")
     elif not (0 <= value < 2**31 or (name == "seq_staleness" and -(2**31) <= value < 2**31)):
-        yield Problem(f"{name} is {value}", where, "it is 0 or more and fits 32 bits")
+        yield Problem(f"{name} is {shown(value)}", where, "it is 0 or more and fits 32 bits")
 
 
 def _lengths(row: Row, where: str) -> Iterator[Problem]:
@@ -179,6 +223,10 @@ def _array(name: str, values: Any, row: Row) -> np.ndarray[Any, Any]:
             return _mask(values)
         array = np.asarray(values)
         dtype = element_type(name)
+        if array.ndim != 1:
+            raise ValueError("not a flat list")
+        if array.dtype.kind == "c":
+            raise ValueError("not real numbers")
         if array.size and dtype.kind == "i" and (array.dtype.kind not in "iu" or not _fits(array, dtype, name)):
             raise ValueError("not integers of 32 bits, 0 or more")
         return array.astype(dtype)
@@ -200,6 +248,6 @@ def _mask(values: Any) -> np.ndarray[Any, Any]:
         except (TypeError, ValueError):
             values = np.asarray(values)
     array = np.asarray(values)
-    if array.size and array.dtype.kind not in "biu":
-        raise ValueError("not integers or bools")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise ValueError("not a flat list of integers or bools")
     return (array != 0).astype(np.int8)

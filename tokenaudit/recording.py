@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 from tokenaudit.errors import RecordError
 from tokenaudit.lifecycle.types import Status
@@ -22,6 +23,8 @@ _is_inside: ContextVar[bool] = ContextVar("tokenaudit_is_inside", default=False)
 """Whether a recorded method is running: the methods that it calls itself are part of it."""
 
 Method = Callable[..., Awaitable[Any]]
+_recorded: WeakSet[Method] = WeakSet()
+"""The wrappers there are."""
 
 
 def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
@@ -30,8 +33,8 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
     The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
     runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
     the arguments that were passed and the responses as they were before the buffer changed them. What a response
-    continues from is told from the token ids that it was sampled with. Calls that raise record nothing. Values that
-    can't be recorded are told as a `RuntimeWarning`; the call itself always goes through.
+    continues from is told from the token ids that it was sampled with. Calls that raise record nothing. Whatever
+    can't be recorded is told as a `RuntimeWarning`; the call itself always goes through.
 
     The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
 
@@ -45,19 +48,30 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
         A function that takes the wrappers off again.
 
     Raises:
-        TypeError: the object lacks one of the methods.
+        TypeError: the object lacks one of the methods, or a recorder is attached to it already.
     """
     missing = [name for name in _METHODS if not callable(getattr(replay_buffer, name, None))]
     if missing:
         raise TypeError(f"{type(replay_buffer).__name__} has no method {', '.join(missing)}")
+    if any(getattr(replay_buffer, name) in _recorded for name in _METHODS):
+        raise TypeError("a recorder is attached to this buffer already: detach it first")
     attachment = _Attachment(recorder)
     handlers = (attachment.put, attachment.get, attachment.refresh, attachment.take)
-    for name, handler in zip(_METHODS, handlers, strict=True):
-        setattr(replay_buffer, name, attachment.wrapped(getattr(replay_buffer, name), handler))
+    own = {name: vars(replay_buffer).get(name) for name in _METHODS}
+    wrappers = {
+        name: attachment.wrapped(getattr(replay_buffer, name), handler)
+        for name, handler in zip(_METHODS, handlers, strict=True)
+    }
+    for name, wrapper in wrappers.items():
+        setattr(replay_buffer, name, wrapper)
+        _recorded.add(wrapper)
 
     def detach() -> None:
-        for name in _METHODS:
-            delattr(replay_buffer, name)
+        for name, wrapper in wrappers.items():
+            if vars(replay_buffer).get(name) is wrapper:
+                delattr(replay_buffer, name)
+                if own[name] is not None:
+                    setattr(replay_buffer, name, own[name])
 
     return detach
 
@@ -78,18 +92,17 @@ class _Attachment:
         async def recorded(*args: Any, **kwargs: Any) -> Any:
             if _is_inside.get():
                 return await method(*args, **kwargs)
-            arguments = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
             async with self._lock:
+                record = _tried(handler, bound.arguments)
                 token = _is_inside.set(True)
                 try:
-                    record = handler(arguments)
                     result = await method(*args, **kwargs)
                 finally:
                     _is_inside.reset(token)
-                try:
-                    record(result)
-                except RecordError as error:
-                    warnings.warn(f"not recorded: {error}", RuntimeWarning, stacklevel=2)
+                if record is not None:
+                    _tried(record, result)
                 return result
 
         return recorded
@@ -100,15 +113,15 @@ class _Attachment:
         train_step = self._step(arguments)
         task_name = arguments["task_name"]
         shared = {"model_step": arguments.get("model_step"), "task_name": task_name}
-        for key, row in zip(_keys(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
-            held = self._held.pop(key, (0, 0))
-            # fewer versions than tokens tell it already
-            if len(row["response_model_steps"]) == row["response_len"]:
-                row["prior_len"] = held[0] if _print(row["response_ids"][: held[0]]) == held else 0
 
         def record(_: Any) -> None:
             if not rows:
                 return
+            for key, row in zip(_keys(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
+                held = self._held.pop(key, (0, 0))
+                # fewer versions than tokens tell it already
+                if len(row["response_model_steps"]) == row["response_len"]:
+                    row["prior_len"] = held[0] if _print(row["response_ids"][: held[0]]) == held else 0
             if arguments.get("current_train_step") is not None:
                 for row, state in zip(rows, states, strict=True):
                     row["seq_staleness"] = getattr(state, "seq_staleness", None)
@@ -130,7 +143,7 @@ class _Attachment:
                 return
             for group in groups:
                 keys = _keys(task_name, [int(state.rollout_id) for state in group])
-                self._held.update(zip(keys, (_print(state.response_ids or ()) for state in group), strict=True))
+                self._held.update(zip(keys, (_print(_listed(state.response_ids)) for state in group), strict=True))
                 self._recorder.sample(int(group[0].group_id), pool, task_name=task_name)
 
         return record
@@ -158,6 +171,16 @@ class _Attachment:
         return 1 if self._train_step is None else self._train_step
 
 
+def _tried(call: Callable[[Any], Any], argument: Any) -> Any:
+    """What a call returns; None, and a warning, where it fails: a recording must never end a training."""
+    try:
+        return call(argument)
+    except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
+        what = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"not recorded: {what}", RuntimeWarning, stacklevel=3)
+        return None
+
+
 def _keys(task_name: str, rollout_ids: Sequence[int]) -> list[tuple[str, int, int]]:
     """Task, rollout and segment of the responses of a group."""
     return [(task_name, rollout, rollout_ids[:index].count(rollout)) for index, rollout in enumerate(rollout_ids)]
@@ -171,28 +194,35 @@ def _print(ids: Iterable[int]) -> tuple[int, int]:
 
 def response_row(state: Any) -> Row:
     """What a recorder keeps of one XTuner rollout state, as it is now; `group_id` belongs to the whole put."""
-    ids = getattr(state, "response_ids", None)
+    ids, steps, mask, logprobs = (
+        _listed(getattr(state, name, None))
+        for name in ("response_ids", "response_model_steps", "response_mask", "logprobs")
+    )
     prompt = getattr(state, "prompt_ids", None)
-    steps = getattr(state, "response_model_steps", None)
-    mask = getattr(state, "response_mask", None)
     row: Row = {
         "group_id": int(state.group_id),
         "rollout_id": int(state.rollout_id),
         "status": _text(state.status),
-        "response_len": len(ids or ()),
-        "response_ids": list(ids or ()),
-        "response_model_steps": list(steps or ()),
+        "response_len": len(ids),
+        "response_ids": ids,
+        "response_model_steps": steps,
         # a response without tokens has an empty mask, which says as much as none
-        "response_mask": list(mask) if mask else None,
+        "response_mask": mask or None,
         "agentic": any(getattr(state, name, None) is not None for name in ("input_ids", "labels")),
         "reward": _reward(getattr(state, "reward", None)),
         "finish_reason": getattr(state, "finish_reason", None),
         "prompt_len": None if prompt is None else len(prompt),
     }
-    logprobs = getattr(state, "logprobs", None)
-    if logprobs and len(logprobs) == row["response_len"]:
-        row["logprobs"] = list(logprobs)
+    if logprobs and len(logprobs) == len(ids):
+        row["logprobs"] = logprobs
     return row
+
+
+def _listed(values: Any) -> list[Any]:
+    """A copy of a list, array or tensor, as a list; an absent one is empty."""
+    if values is None:
+        return []
+    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def _text(status: Any) -> str:

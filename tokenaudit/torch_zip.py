@@ -190,10 +190,12 @@ class TorchFile:
         self._elements += int(np.prod(size, dtype=object))
         if self._elements > self._limits.elements:
             raise PickleFault(f"tensors of more than {self._limits.elements} elements")
-        flat = np.frombuffer(self._map[start : start + count * dtype.itemsize], dtype=dtype)
         if 0 in size:
             return np.zeros(size, dtype=dtype)
-        view = np.lib.stride_tricks.as_strided(flat[offset:], size, [step * dtype.itemsize for step in stride])
+        # only the tensor's part of its storage: thousands of tensors may be pieces of one
+        piece = self._map[start + offset * dtype.itemsize : start + (last + 1) * dtype.itemsize]
+        flat = np.frombuffer(piece, dtype=dtype)
+        view = np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in stride])
         array = view.copy()
         return (array.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else array
 

@@ -55,7 +55,10 @@ def record(
         streams.progress() as bar,
     ):
         on_progress = (lambda done: bar.update("recording", done, size)) if bar and size else None
-        recorded = record_lines(stream, name, recorder, on_progress)
+        try:
+            recorded = record_lines(stream, name, recorder, on_progress)
+        except OSError as error:
+            raise _unreadable(name, error) from error
     streams.write_result(f"{recorder.sealed_events} events in {output}\n")
     if recorded.problems:
         raise RecordError(recorded.problems)
@@ -64,8 +67,15 @@ def record(
 def _opened(path: Path) -> tuple[IO[bytes], int]:
     """The stream, and its size; 0 for standard input."""
     if str(path) == "-":
+        # a process started without standard input has none
+        if sys.stdin is None:
+            raise UsageError(Problem("standard input is closed", None, "pipe the events in, or name a file"))
         return sys.stdin.buffer, 0
     try:
         return path.open("rb"), path.stat().st_size
     except OSError as error:
-        raise UsageError(Problem(f"can't read: {error.strerror or error}", str(path), "name a file, or -")) from error
+        raise _unreadable(str(path), error) from error
+
+
+def _unreadable(name: str, error: OSError) -> UsageError:
+    return UsageError(Problem(f"can't read: {error.strerror or error}", name, "name a file, or -"))

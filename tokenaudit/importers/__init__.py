@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenaudit.errors import Problem, SourceError, nearest_hint
+from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
-from tokenaudit.importers.base import Importer, shown
+from tokenaudit.importers.base import Importer
 from tokenaudit.importers.files import first_keys, source_files
 
 IMPORTERS: dict[str, Importer] = {
@@ -76,7 +76,7 @@ def detected(paths: Sequence[Path]) -> Importer:
     Raises:
         SourceError: none, or more than one.
     """
-    suffixes = tuple({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
+    suffixes = sorted({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
     found: Counter[str] = Counter()
     for path in source_files(paths, suffixes)[:_LOOKED_AT]:
         keys = first_keys(path)

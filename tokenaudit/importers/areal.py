@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, shown
+from tokenaudit.errors import shown
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.log_writer import Row

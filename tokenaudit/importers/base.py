@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.errors import Problem
+import numpy as np
+
+from tokenaudit.errors import Problem, shown
 from tokenaudit.log_writer import Row
 from tokenaudit.schema import DEFAULT_TASK
 
@@ -145,6 +146,11 @@ class VersionScale:
             raise FieldFault(f"version {version} lies outside the run", hint)
         return model_step
 
+    def model_steps(self, versions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Like `model_step`, of many versions at once."""
+        distinct, places = np.unique(versions, return_inverse=True)
+        return np.array([self.model_step(int(version)) for version in distinct], dtype=np.int64)[places]
+
 
 @dataclass(slots=True)
 class Context:
@@ -207,15 +213,6 @@ class Importer:
     lacks: tuple[Lack, ...]
     counts_pushes: bool = False
     version_offset: int = 0
-
-
-def shown(value: object) -> str:
-    """A value for a message: a few levels of it, so that one that holds itself a million times takes no time."""
-    return _SHORT.repr(value)[:60]
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
 
 
 def stable_id(value: object) -> int:

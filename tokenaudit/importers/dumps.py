@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import SourceError
-from tokenaudit.importers.base import Context, FieldFault, shown
+from tokenaudit.errors import SourceError, shown
+from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.pickled import Numbers, Record
 from tokenaudit.torch_zip import TorchFile
 
@@ -21,7 +21,7 @@ IS_LIST = "[]"
 
 
 def loaded(path: Path, context: Context) -> Any:
-    """The object in a file.
+    """The object in a file; it takes a few times the file's size, so nothing should hold two of them.
 
     Raises:
         SourceError: the file can't be read.

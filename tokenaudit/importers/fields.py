@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import FieldFault, shown
+from tokenaudit.errors import shown
+from tokenaudit.importers.base import FieldFault
 from tokenaudit.log import MAX_ROW_ELEMENTS
 
 MAX_TOKENS = MAX_ROW_ELEMENTS

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tokenaudit import lines
-from tokenaudit.errors import Problem, SourceError, nearest_hint
+from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -20,18 +17,21 @@ from tokenaudit.importers.base import (
     ImportedEvent,
     ImportedPut,
     Importer,
+    Lack,
     Precision,
-    shown,
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number
 from tokenaudit.importers.files import Record, first_keys, json_records
+from tokenaudit.importers.tables import parquet_rows
 from tokenaudit.log_writer import TOKEN_COLUMNS, Row
 from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
 
 COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 """Columns that a table may have; a log with version runs needs no import."""
 
+_NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
+_LACK = {Precision.SPAN: Lack.SPANS, Precision.START: Lack.STARTS, Precision.NONE: Lack.VERSIONS}
 _IDS = ("group_id", "rollout_id")
 _KINDS = tuple(kind.value for kind in EventKind)
 
@@ -43,6 +43,7 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
     rollout_id = 0
+    has_timeline = False
     put: ImportedPut | None = None
     put_key: object = None
     for path in files:
@@ -60,6 +61,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
                 yield put
                 put = None
             if row.get("event", "put") != "put":
+                has_timeline = has_timeline or row["event"] != EventKind.SYNC
                 yield ImportedEvent(row, where)
                 continue
             row.setdefault("rollout_id", rollout_id)
@@ -70,6 +72,8 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
             put.rows.append(row)
     if put is not None:
         yield put
+    if not has_timeline:
+        context.limits[Lack.TIMELINE] = None
 
 
 def _key(row: Row) -> object:
@@ -100,14 +104,16 @@ def _stamp(row: Row, context: Context) -> None:
     """Versions on the scale of a log, and how well they are known where the row doesn't say it."""
     versions = row.get("response_model_steps")
     if versions is not None:
-        row["response_model_steps"] = int_list([context.versions.model_step(v) for v in versions.tolist()], "versions")
+        row["response_model_steps"] = context.versions.model_steps(versions)
     for name in ("model_step", "model_step_end"):
         if name in row:
             row[name] = context.versions.model_step(row[name])
     known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
     is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
     told = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
-    row.setdefault("version_precision", told)
+    lack = _LACK.get(row.setdefault("version_precision", told))
+    if lack is not None:
+        context.limits[lack] = None
 
 
 def _value(name: str, value: Any) -> Any:
@@ -132,7 +138,7 @@ def _value(name: str, value: Any) -> Any:
         try:
             real = int(value) if kind is ColumnType.INTEGER else float(value)
         except ValueError as error:
-            raise FieldFault(f"{name} is {shown(value)}", f"it is {kind.value}") from error
+            raise FieldFault(f"{name} is {shown(value)}", _NUMBER[kind]) from error
     if kind is ColumnType.REAL:
         return number(real, name)
     if isinstance(real, float) and real.is_integer():
@@ -149,7 +155,9 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
         except (ValueError, RecursionError) as error:
             raise FieldFault(f"{name} is {shown(value)}", "lists in CSV are written as JSON: [1, 2]") from error
     if kind is ColumnType.REAL_LIST:
-        return [number(item, name) for item in value] if isinstance(value, list) else None
+        if not isinstance(value, list):
+            raise FieldFault(f"{name} is {shown(value)}", "it is a list of numbers")
+        return [number(item, name) for item in value]
     array = int_list(value, name)
     return (array != 0).astype("int8") if kind is ColumnType.MASK_LIST else array
 
@@ -181,18 +189,8 @@ def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
 def _parquet(path: Path, context: Context) -> Iterator[Record]:
     """Rows of the columns that have a place in a log; the others are never read."""
     wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
-    row = 0
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as parquet:
-            names = [name for name in parquet.schema_arrow.names if name in wanted]
-            for batch in parquet.iter_batches(batch_size=64, columns=names):
-                for data in batch.to_pylist():
-                    yield Record(data, f"{path}, row {row}")
-                    row += 1
-        context.advance(path.stat().st_size)
-    except (pa.ArrowException, OSError) as error:
-        what = f"can't read: {str(error).splitlines()[0]}"
-        raise SourceError(Problem(what, str(path), "copy the file again")) from error
+    rows = parquet_rows(path, lambda schema: [name for name in schema.names if name in wanted], context)
+    return (Record(data, where) for data, where in rows)
 
 
 def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
@@ -208,6 +206,9 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
         if not theirs or ours not in COLUMNS:
             hint = nearest_hint(ours, COLUMNS, "columns") if theirs else "write --map theirs=ours"
             problems.append(Problem(f"--map {pair!r:.80} names no column of a log", None, hint))
+        elif renamed.get(ours, theirs) != theirs:
+            hint = "map one of them"
+            problems.append(Problem(f"--map takes {renamed[ours]!r:.60} and {theirs!r:.60} for {ours}", None, hint))
         renamed[ours] = theirs
     if problems:
         raise SourceError(problems)

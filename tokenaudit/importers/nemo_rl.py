@@ -26,19 +26,23 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
+        yield from _read_buffer(path, context)
+
+
+def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
+    try:
+        dump = fields_of(loaded(path, context), "the dump")
+        groups = list(_groups(dump))
+    except FieldFault as fault:
+        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+    puts: list[ImportedPut] = []
+    for index, group in enumerate(groups):
+        where = f"{path}, group {index}"
         try:
-            dump = fields_of(loaded(path, context), "the dump")
-            groups = list(_groups(dump))
+            puts.append(_put(group, where, context))
         except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        puts: list[ImportedPut] = []
-        for index, group in enumerate(groups):
-            where = f"{path}, group {index}"
-            try:
-                puts.append(_put(group, where, context))
-            except FieldFault as fault:
-                context.fault(fault, where)
-        yield from sorted(puts, key=lambda put: put.train_step)
+            context.fault(fault, where)
+    yield from sorted(puts, key=lambda put: put.train_step)
 
 
 def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:

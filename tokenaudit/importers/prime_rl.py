@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, shown, stable_id
+from tokenaudit.errors import shown
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.fields import int_list, integer, mapping, number, objects
 from tokenaudit.importers.files import json_records, number_in

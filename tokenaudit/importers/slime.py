@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, shown, stable_id
+from tokenaudit.errors import Problem, SourceError, shown
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces
@@ -35,25 +35,28 @@ def _is_evaluation(path: Path) -> bool:
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        if _is_evaluation(path):
-            continue
+        if not _is_evaluation(path):
+            yield from _read_batch(path, context)
+
+
+def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
+    try:
+        dump = fields_of(loaded(path, context), "the dump")
+        batch = Batch(integer(dump, "rollout_id") + 1)
+        samples = items_of(dump.get("samples"), "samples")
+    except FieldFault as fault:
+        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+    for index, value in enumerate(samples):
+        where = f"{path}, sample {index}"
         try:
-            dump = fields_of(loaded(path, context), "the dump")
-            batch = Batch(integer(dump, "rollout_id") + 1)
-            samples = items_of(dump.get("samples"), "samples")
+            sample = fields_of(value, "a sample")
+            row = _row(sample, index, context)
+            group_id = stable_id(sample.get("group_index", index))
         except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        for index, value in enumerate(samples):
-            where = f"{path}, sample {index}"
-            try:
-                sample = fields_of(value, "a sample")
-                row = _row(sample, index, context)
-                group_id = stable_id(sample.get("group_index", index))
-            except FieldFault as fault:
-                context.fault(fault, where)
-                continue
-            batch.add(context.task(None), group_id, row, where)
-        yield from batch.trained(str(path))
+            context.fault(fault, where)
+            continue
+        batch.add(context.task(None), group_id, row, where)
+    yield from batch.trained(str(path))
 
 
 def _row(sample: dict[str, Any], index: int, context: Context) -> Row:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tokenaudit.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch, Prompts
 from tokenaudit.importers.fields import integer, length, number
 from tokenaudit.importers.files import json_documents, json_records, number_in
+from tokenaudit.importers.tables import parquet_rows
 from tokenaudit.log_writer import Row
 
 _LACKS = (Lack.DROPPED, Lack.VERSIONS, Lack.MASK)
@@ -106,8 +106,7 @@ def _read_trl(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     prompts, rollout_id = Prompts(), 0
     for path in files:
         batch: Batch | None = None
-        for row_number, data in enumerate(_parquet_rows(path, context)):
-            where = f"{path}, row {row_number}"
+        for data, where in parquet_rows(path, _trl_columns, context):
             try:
                 step = integer(data, "step", low=1)
                 rewards = [number(value, name) for name, value in data.items() if name not in _TRL_OTHERS]
@@ -130,19 +129,9 @@ def _read_trl(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 _TRL_OTHERS = ("step", "prompt", "advantage")
 
 
-def _parquet_rows(path: Path, context: Context) -> Iterator[dict[str, Any]]:
-    """Step, prompt and number columns of a file, row by row; completions are never read."""
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as parquet:
-            schema = parquet.schema_arrow
-            is_number = {name: pa.types.is_floating(schema.field(name).type) for name in schema.names}
-            names = [name for name in schema.names if is_number[name] or name in _TRL_OTHERS]
-            for batch in parquet.iter_batches(batch_size=1024, columns=names):
-                yield from batch.to_pylist()
-        context.advance(path.stat().st_size)
-    except (pa.ArrowException, OSError) as error:
-        what = f"can't read: {str(error).splitlines()[0]}"
-        raise SourceError(Problem(what, str(path), "copy the file again")) from error
+def _trl_columns(schema: pa.Schema) -> list[str]:
+    """Step, prompt and number columns; completions are never read."""
+    return [name for name in schema.names if pa.types.is_floating(schema.field(name).type) or name in _TRL_OTHERS]
 
 
 VERL = Importer(

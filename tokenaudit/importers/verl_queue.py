@@ -22,26 +22,30 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
+        yield from _read_batch(path, context)
+
+
+def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
+    try:
+        dump = fields_of(loaded(path, context), "the dump")
+        batch = Batch(integer(scalar(dump, "global_steps"), "global_steps", low=1))
+        tags, keys = items_of(dump.get("tags"), "tags"), items_of(dump.get("keys"), "keys")
+        columns = _columns(dump.get("tensordict"))
+        if len(tags) != len(keys):
+            raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
+    except FieldFault as fault:
+        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+    for index, (value, key) in enumerate(zip(tags, keys, strict=True)):
+        where = f"{path}, response {index}"
         try:
-            dump = fields_of(loaded(path, context), "the dump")
-            batch = Batch(integer(scalar(dump, "global_steps"), "global_steps", low=1))
-            tags, keys = items_of(dump.get("tags"), "tags"), items_of(dump.get("keys"), "keys")
-            columns = _columns(dump.get("tensordict"))
-            if len(tags) != len(keys):
-                raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
+            tag = fields_of(value, "a tag")
+            name = str(plain(key))
+            row = _row(tag, name, index, columns, context)
         except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        for index, (value, key) in enumerate(zip(tags, keys, strict=True)):
-            where = f"{path}, response {index}"
-            try:
-                tag = fields_of(value, "a tag")
-                name = str(plain(key))
-                row = _row(tag, name, index, columns, context)
-            except FieldFault as fault:
-                context.fault(fault, where)
-                continue
-            batch.add(context.task(tag.get("data_source")), stable_id(name.rsplit("_", 2)[0]), row, where)
-        yield from batch.trained(str(path))
+            context.fault(fault, where)
+            continue
+        batch.add(context.task(tag.get("data_source")), stable_id(name.rsplit("_", 2)[0]), row, where)
+    yield from batch.trained(str(path))
 
 
 def _columns(tensordict: object) -> dict[str, np.ndarray[Any, Any]]:

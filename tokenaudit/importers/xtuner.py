@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -17,7 +17,6 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
-    shown,
     stable_id,
     take_event,
 )
@@ -92,7 +91,7 @@ def _row(state: dict[str, Any], context: Context) -> Row:
         "rollout_id": stable_id(plain(state.get("rollout_id", state.get("uid")))),
         "status": status,
         "response_len": tokens,
-        "response_model_steps": _scaled(versions, context),
+        "response_model_steps": context.versions.model_steps(versions),
         "response_mask": (mask != 0).astype(np.int8) if len(mask) else None,
         "agentic": any(state.get(name) is not None for name in ("input_ids", "labels")),
         "reward": number(reward.get("score") if isinstance(reward, dict) else reward, "reward"),
@@ -106,33 +105,32 @@ def _row(state: dict[str, Any], context: Context) -> Row:
     return row
 
 
-def _scaled(versions: np.ndarray[Any, Any], context: Context) -> np.ndarray[Any, Any]:
-    distinct, places = np.unique(versions, return_inverse=True)
-    return np.array([context.versions.model_step(int(version)) for version in distinct], dtype=np.int64)[places]
-
-
 def _buffer_looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.suffix == ".pth" and "storage_state" in keys
 
 
 def _read_buffers(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        try:
-            saved = fields_of(loaded(path, context), "the dump")
-            state = fields_of(saved.get("storage_state"), "storage_state")
-            if "items" not in state:
-                hint = "only buffers with the storage NaiveStorage can be read"
-                raise FieldFault(f"a buffer with the storage {shown(saved.get('storage'))}", hint)
-            items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
-            items.sort(key=lambda item: integer(item, "timestamp_id"))
-        except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        puts: list[ImportedPut] = []
-        for item in items:
-            puts += _groups([item.get("item")], path, context, item.get("task_name"))
-        train_step = _compared_at(puts)
-        for put in puts:
-            yield ImportedPut(train_step, put.task_name, put.group_id, put.rows, put.where)
+        yield from _read_buffer(path, context)
+
+
+def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
+    try:
+        saved = fields_of(loaded(path, context), "the dump")
+        state = fields_of(saved.get("storage_state"), "storage_state")
+        if "items" not in state:
+            hint = "only buffers with the storage NaiveStorage can be read"
+            raise FieldFault(f"a buffer with the storage {shown(saved.get('storage'))}", hint)
+        items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
+        items.sort(key=lambda item: integer(item, "timestamp_id"))
+    except FieldFault as fault:
+        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+    puts: list[ImportedPut] = []
+    for item in items:
+        puts += _groups([item.get("item")], path, context, item.get("task_name"))
+    train_step = _compared_at(puts)
+    for put in puts:
+        yield ImportedPut(train_step, put.task_name, put.group_id, put.rows, put.where)
 
 
 def _compared_at(puts: Sequence[ImportedPut]) -> int:
