@@ -14,6 +14,7 @@ from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.rows import kind_code
 from tokenaudit.schema import DEFAULT_TASK, EventKind
@@ -27,18 +28,23 @@ _LONGEST_US = 2**53
 
 
 def workload_from_log(
-    log: Log, digest: Digest, token_time_us: int | None = None, on_progress: Callable[[int], None] | None = None
+    log: Log,
+    digest: Digest,
+    token_time_us: int | None = None,
+    prompt_order: PromptOrder = PromptOrder.FIRST_PUT,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Workload:
     """Derive a workload.
 
-    Groups stand in the order of their first put. A response has the longest length seen; mask, reward and marks are
-    those of its last put, and tokens behind that mask are in the loss. Its token time is the time of all its rounds
-    by its new tokens in them; where a response has none, that of its task, else of the log.
+    Tasks and the responses of a group stand in the order of their first put. A response has the longest length seen;
+    mask, reward and marks are those of its last put, and tokens behind that mask are in the loss. Its token time is
+    the time of all its rounds by its new tokens in them; where a response has none, that of its task, else of the log.
 
     Args:
         log: the log.
         digest: its digest.
         token_time_us: time per token of every response, microseconds; None: told from `generate_time_us`.
+        prompt_order: the order of the groups of each task.
         on_progress: called with the number of rows read so far.
 
     Raises:
@@ -71,7 +77,7 @@ def workload_from_log(
         filtered=responses.status[last_put] == STATUS_CODE[Status.FILTERED],
     )
     _check_ids(log, columns)
-    order = np.argsort(puts.first_of_response)
+    order = _order(prompt_order, task, columns.group_id, puts.first_of_response)
     return Workload(
         name=log.name,
         rows=digest.rows,
@@ -79,6 +85,15 @@ def workload_from_log(
         truncated_responses=int((~is_whole).sum()),
         unscored_rewards=digest.unscored_rewards,
     )
+
+
+def _order(prompt_order: PromptOrder, task: Int64s, group_id: Int64s, first_put: Int64s) -> Int64s:
+    """Responses in the order of a workload; tasks and the members of a group by their first put in any case."""
+    if prompt_order is PromptOrder.FIRST_PUT:
+        return np.argsort(first_put)
+    first_of_task = np.full(int(task.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_of_task, task, first_put)
+    return np.lexsort((first_put, group_id, first_of_task[task]))
 
 
 class _Puts:
