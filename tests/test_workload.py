@@ -121,6 +121,18 @@ def test_lengths_fit_32_bits(tmp_path: Path):
     assert problems(path)[0] == (f"{path}, row 0, column response_len", "response_len is 2147483648")
 
 
+@pytest.mark.parametrize("column", ["group_id", "rollout_id", "token_time_us"])
+def test_numbers_that_a_log_can_not_hold_are_told(tmp_path: Path, column: str):
+    """What 64 bits with a sign can't hold would become one id for several groups."""
+    wide = pa.schema([(field.name, pa.uint64() if field.name == column else field.type) for field in SCHEMA])
+    rows = [response(0), response(1) | {column: 2**63 - 2}, response(2) | {column: 2**63 - 1}]
+    path = write_workload_rows(tmp_path / "large.parquet", [*rows, response(3) | {column: 2**63 + 5}], wide)
+    told = f"{column} is 2**63 - 1 or more"
+    assert problems(path)[:2] == [(f"{path}, row {row}, column {column}", told) for row in (2, 3)]
+    good = read(write_workload_rows(tmp_path / "good.parquet", rows[:2], wide))
+    assert good.tasks["default"].responses._asdict()[column].tolist()[1] == 2**63 - 2
+
+
 def test_a_missing_column_is_told_with_its_nearest(tmp_path: Path):
     table = pa.Table.from_pylist(prompts(4), schema=SCHEMA).rename_columns(
         ["token_times_us" if name == "token_time_us" else name for name in SCHEMA.names]

@@ -94,7 +94,7 @@ def simulate(
 
     selected = step_range("--show-steps", show_steps)
     outputs = output or []
-    check_outputs(outputs, workload)
+    check_outputs(outputs, workload if config is None else [*workload, config])
     event_log = _event_log(outputs)
     with replacing(event_log) if event_log else nullcontext() as event_log_file:
         result = _simulated(
