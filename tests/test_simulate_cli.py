@@ -257,6 +257,18 @@ def test_the_event_log_may_not_replace_the_workload(run_cli: Any, small: tuple[P
 
 
 @pytest.mark.parametrize(
+    ("command", "name"), [("simulate", "config.txt"), ("replay", "config.txt"), ("mask", "config.parquet")]
+)
+def test_the_config_is_not_overwritten(command: str, name: str, run_cli: Any, tmp_path: Path):
+    config = tmp_path / name
+    config.write_text((ROOT / "sample_data" / "config.toml").read_text())
+    before = config.read_text()
+    ran = run_cli(command, SAMPLE, "-c", config, "-o", config)
+    assert (ran.code, ran.out, config.read_text()) == (2, "", before)
+    assert "-o would overwrite what is being read" in ran.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["-o", "workload.csv"], "-o must name a .parquet file"),

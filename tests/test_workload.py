@@ -334,6 +334,12 @@ def test_quarantined_groups_are_left_out(tmp_path: Path):
     assert task.masks.trainable(1, 2) == 1
 
 
+def test_a_log_whose_groups_are_all_quarantined_says_so(tmp_path: Path):
+    rows = [log_row(1, 1, response_len=-1, generate_time_us=1)]
+    with pytest.raises(LogError, match="every group is left out because of structural faults"):
+        derived(tmp_path, rows, quarantine=True)
+
+
 def test_a_log_of_no_puts_gives_no_workload(tmp_path: Path):
     rows = [{"event": "refresh", "event_id": 1, "train_step": 1}]
     columns = {"group_id": None, "rollout_id": None, "status": None, "response_len": None}

@@ -148,7 +148,7 @@ class Workload:
         for name, task in self.tasks.items():
             encoded = name.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            for array in (*task.responses, *task.masks.arrays()):
+            for array in (*task.responses, *task.masks.told().arrays()):
                 little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
                 digest.update(len(little).to_bytes(8, "little"))
                 digest.update(little.data)

@@ -12,12 +12,14 @@ from tokenaudit.batches import read_batches
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.given_runs import given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.mask_runs import told_masks
 from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.rows import kind_code
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 from tokenaudit.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
 
@@ -48,10 +50,15 @@ def workload_from_log(
         on_progress: called with the number of rows read so far.
 
     Raises:
-        LogError: the log has no generation times and no `token_time_us` is given, or ids that can't be recycled.
+        LogError: the log has no generation times and no `token_time_us` is given, its ids can't be recycled, or its
+            version runs don't tell which tokens are in the loss.
     """
     if len(digest.responses.tokens) == 0:
-        raise LogError(Problem("the log has no put to derive a workload from", log.name, "record at least one put"))
+        what, hint = "the log has no put to derive a workload from", "record at least one put"
+        if digest.quarantined_groups:
+            what = "every group is left out because of structural faults, so there is no workload"
+            hint = "tokenaudit inspect shows the faults; mend the log"
+        raise LogError(Problem(what, log.name, hint))
     puts = _Puts(digest)
     last_put = puts.last_of_response
     times, masks = _generate_times_and_masks(log, digest, last_put, on_progress)
@@ -169,7 +176,7 @@ def _generate_times_and_masks(
     times: list[Int64s] = []
     masks: list[SemanticMasks] = []
     order: list[Int64s] = []
-    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask")
+    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask", VERSION_RUNS)
     done = 0
     for batch in read_batches(log, names, on_progress):
         kept = _kept_puts(batch, digest)
@@ -199,8 +206,20 @@ def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
 
 
 def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
-    column = batch.columns.get("response_mask")
-    return masks_of(col.lists(None if column is None else column.take(pa.array(rows)), len(rows)))
+    picked = pa.array(rows)
+    mask, runs = (batch.columns.get(name) for name in ("response_mask", VERSION_RUNS))
+    masks = masks_of(col.lists(None if mask is None else mask.take(picked), len(rows)))
+    given = None if runs is None else given_runs(runs.take(picked), len(rows))
+    if given is None:
+        return masks
+    told = told_masks(given)
+    if told.is_unknown.any():
+        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(told.is_unknown)])}, column {VERSION_RUNS}"
+        what = "a run tells how many of its tokens are in the loss, and not which"
+        raise LogError(Problem(what, where, "let runs end where the mask changes, or use the log they were made from"))
+    # No row has both, so the other kind is all ones there.
+    both = joined([masks, told.masks])
+    return both.take(np.arange(len(rows)) + np.where(given.has_runs, len(rows), 0))
 
 
 def _check_times(log: Log, times: Int64s) -> None:
