@@ -26,6 +26,7 @@ from tokenaudit.result import Result
 from tokenaudit.runs import version_runs
 from tokenaudit.semantic_masks import masks_of
 from tokenaudit.session import replay_log
+from tokenaudit.simulating import load_workload
 
 CASES = sorted(path.parent for path in (ROOT / "tests" / "golden").glob("*/log.parquet"))
 RUN = pa.struct({"model_step": pa.int32(), "tokens": pa.int32(), "trainable": pa.int32()})
@@ -82,6 +83,13 @@ def test_a_compact_log_replays_to_the_same_numbers(case: Path, tmp_path: Path):
     small = compacted(case / "log.parquet", tmp_path / "small.parquet")
     results = [replay_log(path, config_path=config, with_groups=True).result for path in (case / "log.parquet", small)]
     assert numbers(results[0]) == numbers(results[1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_compact_log_gives_the_same_workload(case: Path, tmp_path: Path):
+    small = compacted(case / "log.parquet", tmp_path / "small.parquet")
+    workloads = [load_workload([path], token_time_us=7).workload for path in (case / "log.parquet", small)]
+    assert workloads[0].content_hash() == workloads[1].content_hash()
 
 
 def test_the_content_hash_stays(tmp_path: Path):
