@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from tokenaudit import metrics as m
 from tokenaudit.audit.catalogue import RULES
 from tokenaudit.audit.rules import Fact
 from tokenaudit.cli.diff_sides import SideOptions, load_sides
 from tokenaudit.compare import compare
 from tokenaudit.gate import judge
 from tokenaudit.metrics import METRICS, RATES
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.render.diff_table import render_diff_table
 from tokenaudit.render.gate_table import render_gate_table
 from tokenaudit.render.table import TableOptions, render_table
@@ -18,6 +22,7 @@ from tokenaudit.result import select_steps
 from tokenaudit.rule_sources import collect_rules
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.session import replay_log
+from tokenaudit.simulating import simulate_workload
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -77,12 +82,45 @@ def _gate_output() -> str:
     return f"```text\n{render_gate_table(report)}```"
 
 
+COMPARED = (
+    m.PUT_GROUPS, m.PRODUCED_TOKENS, m.TAKEN_GROUPS, m.TAKEN_TOKENS, m.TRAINED_TOKENS, m.MASKED_STALE_TOKENS,
+    m.MASKED_SEMANTIC_TOKENS, m.DROPPED_TOKENS, m.RESET_TOKENS, m.EXPIRED_GROUPS, m.EXPIRED_AT_PUT,
+    m.EXPIRED_AT_REFRESH, m.EXPIRED_BY_TOKEN, m.EXPIRED_BY_SEQUENCE, m.SEQ_STALENESS_SUM, m.FAILED_SAMPLES,
+    m.FAILED_TOKENS,
+    m.FILTERED_SAMPLES, m.FILTERED_TOKENS, m.RAW_REWARDS_SUM, m.RAW_REWARDS_COUNT, m.RESTARTED_TOKENS,
+)  # fmt: skip
+
+
+def prompt_order_table() -> str:
+    """The sample's recorded steps, summed, beside simulations of it in both orders of prompts."""
+    simulated = [simulate_workload(SAMPLE, isolated=True, prompt_order=order).result.steps for order in PromptOrder]
+    runs = [replay_log(SAMPLE, isolated=True).result.steps, *simulated]
+    recorded_end = json.loads((ROOT / "tests" / "sample_expected.json").read_text())["expected"][-1]["taken_at_us"]
+    heads = ("metric", "recorded", "first-put", "off by", "group-id", "off by")
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    for metric in COMPARED:
+        values = [sum(row[metric.name] for row in rows) for rows in runs]
+        lines.append(_compared(f"`{metric.name}`", values, ",.0f"))
+    ends = [recorded_end, *(rows[-1][m.TAKEN_AT_US.name] for rows in simulated)]
+    lines.append(_compared("time of the last take, s", [end / 1e6 for end in ends], ",.0f"))
+    return "\n".join(lines)
+
+
+def _compared(name: str, values: Sequence[float], spec: str) -> str:
+    recorded = values[0]
+    cells = [f"{recorded:{spec}}"]
+    for value in values[1:]:
+        cells += [f"{value:{spec}}", f"{100 * (value - recorded) / recorded:+.2f} %" if value != recorded else "0"]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
 def generated_parts() -> dict[str, str]:
     return {
         "sample-output": _output(None, None),
         "worse-output": _output("sample_data/worse.toml", (26, 30)),
         "diff-output": _diff_output(),
         "gate-output": _gate_output(),
+        "prompt-orders": prompt_order_table(),
         "metrics": metric_table(),
         "rates": rate_table(),
         "columns": column_table(),

@@ -168,6 +168,14 @@ def test_what_is_no_entry_is_passed_over_and_made_anew(
     assert entry.read_bytes() == before
 
 
+def test_a_cache_inside_the_folder_of_its_log_is_no_part_of_the_log(tmp_path: Path, notes: list[str]):
+    shutil.copy(CASES[0], tmp_path / "log.parquet")
+    digests = [DigestCache(tmp_path / "cache", notes.append).read_digest(open_log([tmp_path])) for _ in range(2)]
+    assert_same(*digests)
+    assert len(entries(tmp_path)) == 1
+    assert notes == []
+
+
 def test_a_folder_that_can_not_be_written_is_only_noted(tmp_path: Path, notes: list[str]):
     (tmp_path / "file").write_text("")
     log = open_log([CASES[0]])

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, SAMPLE
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tokenaudit.columns import Lists
 from tokenaudit.compact import write_compact
 from tokenaudit.errors import LogError
+from tokenaudit.given_runs import given_runs
 from tokenaudit.log import open_log
+from tokenaudit.mask_runs import split_at_masks, told_masks
 from tokenaudit.reading import read_digest
 from tokenaudit.result import Result
+from tokenaudit.runs import version_runs
+from tokenaudit.semantic_masks import masks_of
 from tokenaudit.session import replay_log
+from tokenaudit.simulating import load_workload
 
 CASES = sorted(path.parent for path in (ROOT / "tests" / "golden").glob("*/log.parquet"))
 RUN = pa.struct({"model_step": pa.int32(), "tokens": pa.int32(), "trainable": pa.int32()})
@@ -36,6 +46,7 @@ SCHEMA = pa.schema(
         "response_mask": pa.list_(pa.int8()),
         "response_version_runs": pa.list_(RUN),
         "batch_size": pa.int32(),
+        "generate_time_us": pa.int64(),
     }
 )
 
@@ -72,6 +83,13 @@ def test_a_compact_log_replays_to_the_same_numbers(case: Path, tmp_path: Path):
     small = compacted(case / "log.parquet", tmp_path / "small.parquet")
     results = [replay_log(path, config_path=config, with_groups=True).result for path in (case / "log.parquet", small)]
     assert numbers(results[0]) == numbers(results[1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_compact_log_gives_the_same_workload(case: Path, tmp_path: Path):
+    small = compacted(case / "log.parquet", tmp_path / "small.parquet")
+    workloads = [load_workload([path], token_time_us=7).workload for path in (case / "log.parquet", small)]
+    assert workloads[0].content_hash() == workloads[1].content_hash()
 
 
 def test_the_content_hash_stays(tmp_path: Path):
@@ -134,7 +152,7 @@ def test_missing_versions_and_masks_survive(tmp_path: Path):
         {"event": "take", "event_id": 1, "train_step": 1, "batch_size": 1},
     ]
     small = compacted(write(tmp_path / "log.parquet", rows), tmp_path / "small.parquet")
-    assert pq.read_table(small)["response_version_runs"].to_pylist() == [[run(None, 2, 1)], None]
+    assert pq.read_table(small)["response_version_runs"].to_pylist() == [[run(None, 1, 0), run(None, 1)], None]
     overrides = ["timeline.stamp_missing=true"]
     result = replay_log(small, isolated=True, overrides=overrides).result
     assert (result.totals["trained_tokens"], result.totals["masked_semantic_tokens"]) == (1, 1)
@@ -172,17 +190,94 @@ def test_the_command(run_cli):
 
 def test_masks_of_runs_only_where_they_are_known(run_cli, tmp_path: Path):
     rows = [
-        put(0, response_version_runs=[run(0, 2), run(0, 1, 0)]),
+        put(0, response_version_runs=[run(0, 3, 2)]),
         {"event": "take", "event_id": 1, "train_step": 1, "batch_size": 1},
     ]
     write(tmp_path / "log.parquet", rows)
     ran = run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated")
     assert ran.code == 2
     assert "nothing tells which tokens of a response are in the loss" in ran.err
-    rows[0]["response_version_runs"] = [run(0, 2), run(1, 1, 0)]
+    for later in (0, 1):
+        rows[0]["response_version_runs"] = [run(0, 2), run(later, 1, 0)]
+        write(tmp_path / "log.parquet", rows)
+        assert run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated").code == 0
+        assert pq.read_table("masks.parquet")["effective_mask"].to_pylist() == [[1, 1, 0]]
+
+
+def test_rows_with_masks_stand_beside_rows_with_runs(run_cli, tmp_path: Path):
+    rows = [
+        put(0, response_version_runs=[run(0, 1, 0), run(0, 2)]),
+        put(1, response_len=3, response_model_steps=[0, 0, 0], response_mask=[1, 0, 1]),
+        put(2, response_len=2, response_model_steps=[0, 0]),
+        put(3, response_version_runs=[run(0, 1), run(0, 1, 0)]),
+        {"event": "take", "event_id": 9, "train_step": 1, "batch_size": 4},
+    ]
+    for row in rows:
+        row["generate_time_us"] = 5
     write(tmp_path / "log.parquet", rows)
-    assert run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated").code == 0
-    assert pq.read_table("masks.parquet")["effective_mask"].to_pylist() == [[1, 1, 0]]
+    compacted(tmp_path / "log.parquet", tmp_path / "small.parquet")
+    expected = [[0, 1, 1], [1, 0, 1], [1, 1], [1, 0]]
+    for name in ("log.parquet", "small.parquet"):
+        assert run_cli("mask", name, "-o", "masks.parquet", "--isolated").code == 0
+        assert pq.read_table("masks.parquet")["effective_mask"].to_pylist() == expected
+        assert run_cli("workload", name, "-o", "w.parquet", "--token-time-us", "1").code == 0
+        masks = pq.read_table("w.parquet")["response_mask"].to_pylist()
+        assert [mask or [1, 1] for mask in masks] == expected
+
+
+def test_a_workload_needs_to_know_which_tokens_are_in_the_loss(run_cli, tmp_path: Path):
+    write(
+        tmp_path / "log.parquet",
+        [put(0, response_version_runs=[run(0, 3)]), put(1, response_version_runs=[run(0, 3, 2)])],
+    )
+    ran = run_cli("workload", "log.parquet", "-o", "w.parquet", "--token-time-us", "1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "a run tells how many of its tokens are in the loss, and not which" in ran.err
+    assert "log.parquet, row 1, column response_version_runs" in ran.err
+
+
+def test_a_compact_log_simulates_and_masks_like_the_log_it_was_made_from(run_cli):
+    assert run_cli("compact", SAMPLE, "-o", "small.parquet").code == 0
+    results = [
+        json.loads(run_cli("simulate", path, "--format", "json", "-q").out) for path in (SAMPLE, "small.parquet")
+    ]
+    assert results[0]["totals"]["masked_semantic_tokens"] > 0
+    for result in results:
+        del result["inputs"][0]["name"]
+    assert results[0] == results[1]
+    tables = []
+    for path in (SAMPLE, "small.parquet"):
+        run_cli("mask", path, "-o", "masks.parquet", "--device", "cpu", "--step", "5..9")
+        tables.append(pq.read_table("masks.parquet"))
+    assert tables[0].equals(tables[1])
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=12), max_size=8), st.data())
+def test_runs_split_at_masks_tell_masks_and_versions(responses: list[list[tuple[int, int]]], data: st.DataObject):
+    masks = [data.draw(st.sampled_from([None, [mask for _, mask in response]])) for response in responses]
+    lengths = np.array([len(response) for response in responses], dtype=np.int64)
+    mask = np.array([entry for entries in masks for entry in entries or []], dtype=np.int8)
+    counts = np.array([len(entries or []) for entries in masks], dtype=np.int64)
+    versions = np.array([version for response in responses for version, _ in response], dtype=np.int32)
+    nothing = np.zeros(0, dtype=np.int64)
+    semantic = masks_of(Lists(mask, counts, counts == 0, nothing))
+    whole = version_runs(lengths, versions, lengths, np.zeros_like(lengths), mask, counts)
+    split = split_at_masks(whole, semantic)
+    assert np.repeat(split.model_step, split.tokens).tolist() == versions.tolist()
+    flags = [flag for entries, length in zip(masks, lengths.tolist(), strict=True) for flag in entries or [1] * length]
+    assert np.repeat(split.trainable > 0, split.tokens).tolist() == [flag > 0 for flag in flags]
+    assert set(split.trainable[split.trainable != split.tokens].tolist()) <= {0}
+    structs = [
+        [run(*entry) for entry in zip(*(array[first:last].tolist() for array in split[1:]), strict=True)]
+        for first, last in zip(np.cumsum(split.counts) - split.counts, np.cumsum(split.counts), strict=True)
+    ]
+    given_column = given_runs(pa.array(structs, pa.list_(RUN)), len(structs))
+    if given_column is not None:
+        told = told_masks(given_column)
+        assert not told.is_unknown.any()
+        assert [array.tolist() for array in told.masks.arrays()] == [
+            array.tolist() for array in semantic.told().arrays()
+        ]
 
 
 @pytest.mark.parametrize(

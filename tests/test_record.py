@@ -426,8 +426,8 @@ def test_version_runs_stand_for_the_token_columns():
     assert values == [
         [(1, 2, 2), (2, 1, 1), (4, 2, 2)],
         None,
-        [(3, 4, 2)],
+        [(3, 1, 1), (3, 2, 0), (3, 1, 1)],
         [],
-        [(None, 2, 1)],
+        [(None, 1, 1), (None, 1, 0)],
         [(5, 1, 0), (6, 1, 1)],
     ]

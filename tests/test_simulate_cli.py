@@ -103,7 +103,7 @@ def test_a_log_brings_its_config_and_its_steps(run_cli: Any):
     assert len(result["steps"]) == 30
     assert result["config"]["timeline"]["train_batch_size"] == 24
     codes = [warning["code"] for warning in result["warnings"]]
-    assert codes == ["tail-batch-zero", "truncated-responses"]
+    assert codes == ["tail-batch-zero", "truncated-responses", "prompt-order"]
 
 
 def test_a_workload_file_of_a_log_gives_the_same_run(run_cli: Any, tmp_path: Path):
@@ -113,6 +113,8 @@ def test_a_workload_file_of_a_log_gives_the_same_run(run_cli: Any, tmp_path: Pat
     assert "truncated_responses" in told.out
     from_file = json.loads(run_cli("simulate", path, "--steps", "5", "--format", "json").out)
     from_log = json.loads(run_cli("simulate", SAMPLE, "--steps", "5", "--format", "json").out)
+    assert from_log["simulation"].pop("prompt_order") == "first-put"
+    assert from_file["simulation"].pop("prompt_order") is None
     for part in ("steps", "totals", "ledger", "simulation", "config"):
         assert from_file[part] == from_log[part]
     assert from_file["inputs"][0]["content_hash"] == from_log["inputs"][0]["content_hash"]
@@ -126,6 +128,79 @@ def test_the_sample_simulated_under_its_own_config_is_close_to_its_record(run_cl
     for metric in close:
         wanted = sum(row[metric.name] for row in recorded)
         assert sum(row[metric.name] for row in simulated) == pytest.approx(wanted, rel=0.01), metric.name
+
+
+CLOSE_IN_ORDER = (
+    m.PUT_GROUPS, m.PRODUCED_SAMPLES, m.PRODUCED_TOKENS, m.TAKEN_GROUPS, m.TAKEN_TOKENS, m.TRAINED_TOKENS,
+    m.MASKED_STALE_TOKENS, m.MASKED_SEMANTIC_TOKENS, m.DROPPED_TOKENS, m.RESET_TOKENS, m.EXPIRED_GROUPS,
+    m.EXPIRED_AT_PUT, m.EXPIRED_BY_TOKEN, m.SEQ_STALENESS_SUM, m.FAILED_SAMPLES, m.FAILED_TOKENS, m.FILTERED_SAMPLES,
+    m.FILTERED_TOKENS, m.RAW_REWARDS_COUNT,
+)  # fmt: skip
+
+
+def test_with_its_prompts_in_order_the_sample_is_close_in_what_goes_stale_too(run_cli: Any, tmp_path: Path):
+    """Within 1 % of the recorded steps; the ids of the sample's groups count its prompts."""
+    recorded = json.loads(run_cli("replay", SAMPLE, "--format", "json").out)["steps"]
+    ran = run_cli("simulate", SAMPLE, "--prompt-order", "group-id", "--format", "json")
+    assert "--prompt-order" not in ran.err
+    simulated = json.loads(ran.out)
+    assert simulated["simulation"]["prompt_order"] == "group-id"
+    for metric in CLOSE_IN_ORDER:
+        wanted = sum(row[metric.name] for row in recorded)
+        off = sum(row[metric.name] for row in simulated["steps"]) - wanted
+        assert 100 * abs(off) <= wanted, metric.name
+    path = tmp_path / "workload.parquet"
+    assert run_cli("workload", SAMPLE, "-o", path, "--prompt-order", "group-id").err == ""
+    from_file = json.loads(run_cli("simulate", path, "--steps", "30", "--format", "json").out)
+    assert from_file["steps"] == simulated["steps"]
+
+
+def test_commands_that_simulate_take_an_order_of_prompts(run_cli: Any, tmp_path: Path):
+    saved = tmp_path / "result.json"
+    simulated = ("--simulate", "--prompt-order", "group-id")
+    run_cli("simulate", SAMPLE, "--prompt-order", "group-id", "-o", saved, "-q")
+    same = run_cli("diff", saved, ROOT / "sample_data" / "config.toml", "--log", SAMPLE, *simulated, "--format", "json")
+    assert same.code == 0
+    assert all(total["a"] == total["b"] for total in json.loads(same.out)["totals"].values())
+    assert run_cli("gate", SAMPLE, *simulated, "--rule", "masked_stale_tokens == 374204", "-q").code == 0
+    other = run_cli("diff", saved, ROOT / "sample_data" / "config.toml", "--log", SAMPLE, "--simulate")
+    assert (other.code, other.out) == (2, "")
+    assert "A and B come from different logs" in other.err
+
+
+ORDER = ("--prompt-order", "first-put")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("simulate", "WORKLOAD", *ORDER), "--prompt-order is for logs, and this is a workload"),
+        (("gate", "WORKLOAD", "--simulate", *ORDER), "--prompt-order is for logs, and this is a workload"),
+        (("diff", "--log", "WORKLOAD", "--set-b", "policy.max_staleness=1", "--simulate", *ORDER),
+         "--prompt-order is for logs, and this is a workload"),
+        (("gate", SAMPLE, *ORDER), "--prompt-order is for simulations"),
+        (("diff", "--log", SAMPLE, "--set-b", "policy.max_staleness=1", *ORDER), "--prompt-order is for simulations"),
+        (("gate", "SAVED", *ORDER), "--prompt-order would need the log"),
+        (("diff", "SAVED", "SAVED", *ORDER), "--prompt-order would need a log"),
+        (("simulate", SAMPLE, "--prompt-order", "id"), "'id' is not one of 'first-put', 'group-id'"),
+        (("workload", SAMPLE, "-o", "w.parquet", "--prompt-order", ""), "is not one of 'first-put', 'group-id'"),
+    ],
+)  # fmt: skip
+def test_an_order_of_prompts_without_a_use_is_refused(
+    arguments: tuple[object, ...], told: str, run_cli: Any, small: tuple[Path, Path], tmp_path: Path
+):
+    saved = tmp_path / "saved.json"
+    run_cli("simulate", small[0], "-c", small[1], "--steps", "2", "-o", saved)
+    places = {"WORKLOAD": small[0], "SAVED": saved}
+    ran = run_cli(*(places.get(str(argument), argument) for argument in arguments))
+    assert (ran.code, ran.out) == (2, "")
+    assert told in " ".join(ran.err.split())
+
+
+def test_deriving_a_workload_tells_when_another_order_may_be_closer(run_cli: Any, tmp_path: Path):
+    told = run_cli("workload", SAMPLE, "-o", tmp_path / "w.parquet").err
+    assert "tasks math, code: group ids are a count, and 55 of 828 groups were put before one with a smaller" in told
+    assert "--prompt-order group-id is closer to the recorded run" in told
 
 
 def test_a_run_that_cannot_go_on_shows_its_rows_and_says_why(run_cli: Any, tmp_path: Path):
@@ -178,6 +253,18 @@ def test_a_workload_that_is_all_failed_cannot_begin(run_cli: Any, small: tuple[P
 def test_the_event_log_may_not_replace_the_workload(run_cli: Any, small: tuple[Path, Path]):
     ran = run_cli("simulate", small[0], "-c", small[1], "--steps", "2", "-o", small[0])
     assert ran.code == 2
+    assert "-o would overwrite what is being read" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("simulate", "config.txt"), ("replay", "config.txt"), ("mask", "config.parquet")]
+)
+def test_the_config_is_not_overwritten(command: str, name: str, run_cli: Any, tmp_path: Path):
+    config = tmp_path / name
+    config.write_text((ROOT / "sample_data" / "config.toml").read_text())
+    before = config.read_text()
+    ran = run_cli(command, SAMPLE, "-c", config, "-o", config)
+    assert (ran.code, ran.out, config.read_text()) == (2, "", before)
     assert "-o would overwrite what is being read" in ran.err
 
 

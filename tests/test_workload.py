@@ -17,9 +17,11 @@ from simulated import cases, prompts, response, workload, write_workload_rows
 from tokenaudit.columns import lists
 from tokenaudit.errors import LogError, UsageError
 from tokenaudit.log import is_workload, open_workload
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.schema import META_CONFIG
 from tokenaudit.semantic_masks import joined, masks_of
 from tokenaudit.simulating import load_workload
+from tokenaudit.simulation_notices import prompt_order_notices
 from tokenaudit.workload import SCHEMA, Workload, read_workload, write_workload
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -117,6 +119,18 @@ def test_lengths_fit_32_bits(tmp_path: Path):
     assert read(good).tokens == 2**31 - 1
     path = write_workload_rows(tmp_path / "long.parquet", [response(0, tokens=2**31)], wide)
     assert problems(path)[0] == (f"{path}, row 0, column response_len", "response_len is 2147483648")
+
+
+@pytest.mark.parametrize("column", ["group_id", "rollout_id", "token_time_us"])
+def test_numbers_that_a_log_can_not_hold_are_told(tmp_path: Path, column: str):
+    """What 64 bits with a sign can't hold would become one id for several groups."""
+    wide = pa.schema([(field.name, pa.uint64() if field.name == column else field.type) for field in SCHEMA])
+    rows = [response(0), response(1) | {column: 2**63 - 2}, response(2) | {column: 2**63 - 1}]
+    path = write_workload_rows(tmp_path / "large.parquet", [*rows, response(3) | {column: 2**63 + 5}], wide)
+    told = f"{column} is 2**63 - 1 or more"
+    assert problems(path)[:2] == [(f"{path}, row {row}, column {column}", told) for row in (2, 3)]
+    good = read(write_workload_rows(tmp_path / "good.parquet", rows[:2], wide))
+    assert good.tasks["default"].responses._asdict()[column].tolist()[1] == 2**63 - 2
 
 
 def test_a_missing_column_is_told_with_its_nearest(tmp_path: Path):
@@ -217,6 +231,54 @@ def test_rounds_of_a_response_become_one_row(tmp_path: Path):
     assert task.masks.trainable(1, 5) == 5
 
 
+def test_groups_stand_by_first_put_or_by_id_and_tasks_and_members_by_first_put_alone(tmp_path: Path):
+    rows = [
+        log_row(1, 30, rollout_id=9, task_name="b", generate_time_us=1),
+        log_row(1, 30, rollout_id=8, task_name="b", generate_time_us=1),
+        log_row(2, 5, rollout_id=0, task_name="a", generate_time_us=1),
+        log_row(3, 20, rollout_id=7, task_name="b", generate_time_us=1),
+        log_row(4, 1, rollout_id=1, task_name="a", generate_time_us=1),
+        log_row(5, 20, rollout_id=7, task_name="b", generate_time_us=1),
+    ]
+
+    def order(prompt_order: PromptOrder | None) -> dict[str, list[tuple[int, int]]]:
+        tasks = derived(tmp_path, rows, prompt_order=prompt_order).tasks
+        return {
+            name: list(zip(task.responses.group_id.tolist(), task.responses.rollout_id.tolist(), strict=True))
+            for name, task in tasks.items()
+        }
+
+    by_put = {"b": [(30, 9), (30, 8), (20, 7)], "a": [(5, 0), (1, 1)]}
+    assert order(None) == order(PromptOrder.FIRST_PUT) == by_put
+    by_id = order(PromptOrder.GROUP_ID)
+    assert by_id == {"b": [(20, 7), (30, 9), (30, 8)], "a": [(1, 1), (5, 0)]}
+    assert list(by_id) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "ahead"),
+    [
+        (list(range(20)), None),
+        ([1, 0, *range(2, 20)], 1),
+        ([2, 0, 1, *range(3, 20)], 1),
+        ([102, 100, 101, *range(103, 120)], 1),
+        ([1, 0, *range(2, 18), 20, 21], 1),
+        ([1, 0, *range(2, 17), 20, 21, 22], None),
+        ([10 * place for place in [1, 0, *range(2, 20)]], None),
+        ([*range(10, 20), *range(10)], None),
+        ([1, 0], None),
+        ([2**63 - 1, *range(20)], None),
+        ([7], None),
+    ],
+)
+def test_group_ids_that_count_prompts_out_of_order_are_noticed(ids: list[int], ahead: int | None):
+    given_workload = workload([response(group_id) for group_id in ids])
+    told = prompt_order_notices(given_workload, PromptOrder.FIRST_PUT)
+    assert [f"{ahead} of {len(ids)} groups" in notice.message for notice in told] == ([] if ahead is None else [True])
+    assert prompt_order_notices(given_workload, PromptOrder.GROUP_ID) == []
+    assert prompt_order_notices(given_workload, None) == []
+
+
 def test_lengths_are_the_longest_seen_and_never_completed_ones_are_counted(tmp_path: Path):
     rows = [
         log_row(1, 1, status="aborted", response_len=9, generate_time_us=90),
@@ -270,6 +332,12 @@ def test_quarantined_groups_are_left_out(tmp_path: Path):
     assert task.responses.group_id.tolist() == [1, 3]
     assert task.responses.token_time_us.tolist() == [10, 3]
     assert task.masks.trainable(1, 2) == 1
+
+
+def test_a_log_whose_groups_are_all_quarantined_says_so(tmp_path: Path):
+    rows = [log_row(1, 1, response_len=-1, generate_time_us=1)]
+    with pytest.raises(LogError, match="every group is left out because of structural faults"):
+        derived(tmp_path, rows, quarantine=True)
 
 
 def test_a_log_of_no_puts_gives_no_workload(tmp_path: Path):

@@ -31,6 +31,8 @@ CACHE_VERSION = 1
 """Version of the entries; others are passed over."""
 
 _META = b"tokenaudit.cache"
+_SUFFIX = ".digest"
+"""Not that of Parquet, though entries are: a folder of them may lie inside that of a log, and is no part of it."""
 _PIECE_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _TABLES: dict[str, Any] = {"events": Events, "responses": Responses, "runs": VersionRuns}
@@ -82,7 +84,7 @@ class DigestCache:
 
     def _entry(self, content: str, quarantine: bool, allow_missing_versions: bool) -> Path:
         key = f"{CACHE_VERSION} {__version__} {content} {quarantine} {allow_missing_versions}"
-        return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}.parquet"
+        return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}{_SUFFIX}"
 
     def _load(self, path: Path) -> Digest | None:
         if not path.exists():

@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.batches import read_batches
-from tokenaudit.columns import Bools, Int64s
+from tokenaudit.columns import Bools, Int64s, lists
 from tokenaudit.digest import PRIOR_ASSUMED, PRIOR_UNKNOWN, Digest
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.given_runs import GivenRuns, given_runs
 from tokenaudit.log import Log, LogBatch
-from tokenaudit.runs import MISSING_VERSION, is_prefix
+from tokenaudit.mask_runs import split_at_masks
+from tokenaudit.runs import MISSING_VERSION, Runs, is_prefix
 from tokenaudit.schema import (
     COLUMN_BY_NAME,
     META_CONFIG,
@@ -29,8 +31,10 @@ from tokenaudit.schema import (
     VERSION_RUNS,
     ColumnType,
 )
+from tokenaudit.semantic_masks import masks_of
 from tokenaudit.token_ids import DIFFERENT, SAME
 
+_MASK = "response_mask"
 _REWRITTEN = ("response_len", "prior_len", VERSION_RUNS)
 _ROWS_PER_GROUP = 65_536
 _TYPES = {
@@ -64,6 +68,8 @@ def write_compact(
 ) -> Compacted:
     """Write a log with version runs; replaying it under any config gives the same numbers.
 
+    Runs end where a mask changes, so that they tell the masks too; runs that the log gives itself stay as they are.
+
     Args:
         target: the file.
         log: the log.
@@ -78,11 +84,13 @@ def write_compact(
     fields = {name: _TYPES[COLUMN_BY_NAME[name].type] for name in names}
     fields |= {"response_len": pa.int32(), "prior_len": pa.int32(), VERSION_RUNS: pa.list_(_RUN_TYPE)}
     schema = pa.schema(list(fields.items()), metadata=_metadata(log))
-    first_row = waiting_rows = 0
+    read = [*names, *(name for name in (_MASK, VERSION_RUNS) if name in log.columns)]
+    first_row = waiting_rows = runs = 0
     waiting: list[pa.RecordBatch] = []
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        for batch in read_batches(log, names, on_progress):
+        for batch in read_batches(log, read, on_progress):
             waiting.append(_compacted(batch, first_row, digest, prior_len, schema))
+            runs += len(waiting[-1][VERSION_RUNS].flatten())
             first_row += batch.rows
             waiting_rows += batch.rows
             if waiting_rows >= _ROWS_PER_GROUP:
@@ -93,7 +101,7 @@ def write_compact(
     return Compacted(
         rows=first_row,
         tokens=int(digest.responses.tokens.sum()),
-        runs=len(digest.runs.tokens),
+        runs=runs,
         left_out=tuple(name for name in log.columns if name in TOKEN_COLUMNS),
     )
 
@@ -120,30 +128,70 @@ def _compacted(
         return pa.array(column, mask=mask)
 
     columns: dict[str, Any] = {
-        name: array.cast(schema.field(name).type) for name, array in batch.columns.items() if name in schema.names
+        name: array.cast(schema.field(name).type)
+        for name, array in batch.columns.items()
+        if name in schema.names and name not in _REWRITTEN
     }
     known, is_unknown = prior_len
     columns["response_len"] = spread(digest.responses.tokens, np.zeros(len(known), dtype=np.bool_))
     columns["prior_len"] = spread(known, is_unknown)
-    columns[VERSION_RUNS] = _run_lists(digest, first, last, rows, is_absent)
+    columns[VERSION_RUNS] = _run_lists(_split_runs(batch, digest, first, last, rows), rows, is_absent)
     absent = {name: pa.nulls(batch.rows, schema.field(name).type) for name in schema.names if name not in columns}
     return pa.record_batch([(columns | absent)[name] for name in schema.names], schema=schema)
 
 
-def _run_lists(digest: Digest, first: int, last: int, rows: Int64s, is_absent: Bools) -> pa.Array:
-    """The runs of some responses as a list column; the other rows are null."""
+def _split_runs(batch: LogBatch, digest: Digest, first: int, last: int, rows: Int64s) -> Runs:
+    """The runs of responses `first` to `last` of the digest, which stand in `rows` of the batch."""
     begin, end = digest.responses.first_run[[first, last]].tolist()
-    model_step = digest.runs.model_step[begin:end]
+    whole = Runs(
+        np.diff(digest.responses.first_run[first : last + 1]),
+        digest.runs.model_step[begin:end],
+        digest.runs.tokens[begin:end],
+        digest.runs.trainable[begin:end],
+    )
+    column = batch.columns.get(_MASK)
+    picked = pa.array(rows)
+    split = split_at_masks(whole, masks_of(lists(None if column is None else column.take(picked), len(rows))))
+    own = batch.columns.get(VERSION_RUNS)
+    given = None if own is None else given_runs(own.take(picked), len(rows))
+    return split if given is None else _woven(given, split)
+
+
+def _woven(given: GivenRuns, split: Runs) -> Runs:
+    """The given runs of the responses that have some, and the others' split ones."""
+    is_split = np.repeat(~given.has_runs, split.counts)
+    owner = np.concatenate(
+        [
+            np.repeat(np.arange(len(given.lengths)), given.lengths),
+            np.repeat(np.arange(len(given.lengths)), split.counts)[is_split],
+        ]
+    )
+    order = np.argsort(owner, kind="stable")
+    versions = np.where(given.model_step < 0, MISSING_VERSION, given.model_step)
+    model_step, tokens, trainable = (
+        np.concatenate([ours, others[is_split]])[order].astype(np.int32)
+        for ours, others in (
+            (versions, split.model_step),
+            (given.tokens, split.tokens),
+            (given.trainable, split.trainable),
+        )
+    )
+    counts = np.where(given.has_runs, given.lengths, split.counts)
+    return Runs(counts, model_step, tokens, trainable)
+
+
+def _run_lists(runs: Runs, rows: Int64s, is_absent: Bools) -> pa.Array:
+    """The runs of the responses in some rows as a list column; the other rows are null."""
     structs = pa.StructArray.from_arrays(
         [
-            pa.array(model_step, mask=model_step == MISSING_VERSION),
-            pa.array(digest.runs.tokens[begin:end]),
-            pa.array(digest.runs.trainable[begin:end]),
+            pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION),
+            pa.array(runs.tokens),
+            pa.array(runs.trainable),
         ],
         fields=list(_RUN_TYPE),
     )
     counts = np.zeros(len(is_absent), dtype=np.int64)
-    counts[rows] = np.diff(digest.responses.first_run[first : last + 1])
+    counts[rows] = runs.counts
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), structs, type=pa.list_(_RUN_TYPE), mask=pa.array(is_absent))
 

@@ -47,7 +47,7 @@ HINTS: dict[FaultKind, str] = {
     FaultKind.MIXED_EVENT: "give every put, sample, refresh, take and sync an event_id of its own",
     FaultKind.MISSING_VALUE: "fill it in when recording",
     FaultKind.NEGATIVE_VALUE: "versions, lengths and sizes are 0 or more",
-    FaultKind.VALUE_TOO_LARGE: "versions, lengths, steps and sizes fit 32 bits, ids are below 2**63 - 1",
+    FaultKind.VALUE_TOO_LARGE: "versions, lengths, steps and sizes fit 32 bits, ids and times are below 2**63 - 1",
     FaultKind.NO_LENGTH: "give response_len, response_ids or a full response_model_steps",
     FaultKind.PRIOR_TOO_LONG: "prior_len counts leading tokens of this response",
     FaultKind.TOO_MANY_VERSIONS: "response_model_steps has one entry per token of the response, or fewer",

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenaudit.columns import Lists
+from tokenaudit.mask_runs import split_at_masks
 from tokenaudit.runs import MISSING_VERSION, version_runs
 from tokenaudit.schema import (
     COLUMNS,
@@ -25,6 +27,7 @@ from tokenaudit.schema import (
     TOKEN_COLUMNS,
     VERSION_RUNS,
 )
+from tokenaudit.semantic_masks import masks_of
 
 Row = dict[str, Any]
 """Values by column; what is absent is null. Lists are one-dimensional numpy arrays."""
@@ -117,21 +120,25 @@ def _offsets(values: Sequence[Any]) -> pa.Array:
 def runs_column(rows: Sequence[Row]) -> pa.Array:
     """Version runs of rows, from `response_len`, `response_model_steps`, `model_step` and `response_mask`.
 
-    Null on rows that are no responses; a run without a version has a null `model_step`.
+    Null on rows that are no responses; a run without a version has a null `model_step`. Of every run all or none of
+    the tokens are in the loss, so that the runs tell the masks too.
     """
     responses = [row for row in rows if row.get("response_len") is not None]
     nothing = np.zeros(0, dtype=np.int32)
     versions = [row.get("response_model_steps") for row in responses]
     masks = [row.get("response_mask") for row in responses]
     steps = [row.get("model_step") for row in responses]
-    runs = version_runs(
+    mask_counts = np.array([0 if value is None else len(value) for value in masks], dtype=np.int64)
+    mask = np.concatenate([nothing.astype(np.int8), *(value for value in masks if value is not None)])
+    whole = version_runs(
         np.array([row["response_len"] for row in responses], dtype=np.int64),
         np.concatenate([nothing, *(value for value in versions if value is not None)]),
         np.array([0 if value is None else len(value) for value in versions], dtype=np.int64),
         np.array([MISSING_VERSION if step is None else step for step in steps], dtype=np.int64),
-        np.concatenate([nothing.astype(np.int8), *(value for value in masks if value is not None)]),
-        np.array([0 if value is None else len(value) for value in masks], dtype=np.int64),
+        mask,
+        mask_counts,
     )
+    runs = split_at_masks(whole, masks_of(Lists(mask, mask_counts, mask_counts == 0, np.zeros(0, dtype=np.int64))))
     model_step = pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION)
     structs = pa.StructArray.from_arrays(
         [model_step, pa.array(runs.tokens), pa.array(runs.trainable)], fields=list(_RUN)

@@ -18,6 +18,7 @@ from tokenaudit import metrics as m
 from tokenaudit.errors import Problem, ResultError
 from tokenaudit.ledger import Account, Ledger, Row, combined
 from tokenaudit.metrics import ROW_METRICS, Metric, Total
+from tokenaudit.prompt_order import PromptOrder
 
 RESULT_SCHEMA_VERSION = 1
 """Version of the saved form."""
@@ -116,6 +117,7 @@ class Simulation:
         responses: responses of the workload.
         truncated_responses: responses of which the workload has only what was generated before the log ended or the
             response was lost.
+        prompt_order: the order of the prompts, where the workload was derived from a log; None: that of its file.
         max_concurrency: responses that may be generated at once; None: any number.
         stuck: the tasks that kept the run from going on; empty for a run that closed its last row.
     """
@@ -123,6 +125,7 @@ class Simulation:
     groups: int
     responses: int
     truncated_responses: int = 0
+    prompt_order: PromptOrder | None = None
     max_concurrency: int | None = None
     stuck: tuple[StuckTask, ...] = ()
 

@@ -66,6 +66,16 @@ class SemanticMasks:
         lengths = np.minimum(ends, limit) - np.minimum(picked._start, limit)
         return np.repeat(picked._is_one.astype(np.int8), lengths)
 
+    def told(self) -> SemanticMasks:
+        """The same masks, without runs where a mask is all ones."""
+        first, counts = self._first[:-1], np.diff(self._first)
+        # Neighbouring runs differ, so a mask of all ones is a single run.
+        is_all_ones = counts == 1
+        is_all_ones[is_all_ones] = self._is_one[first[is_all_ones]]
+        kept = np.repeat(~is_all_ones, counts)
+        left = np.concatenate([[0], np.cumsum(np.where(is_all_ones, 0, counts))])
+        return SemanticMasks(left, self._start[kept], self._is_one[kept])
+
     def arrays(self) -> tuple[Int64s, Int64s, Bools]:
         """What it was made of."""
         return self._first, self._start, self._is_one

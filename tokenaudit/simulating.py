@@ -12,6 +12,7 @@ from tokenaudit.errors import Problem, UsageError
 from tokenaudit.event_log import EventLogWriter
 from tokenaudit.ledger import count
 from tokenaudit.log import Log, is_workload, open_log, open_workload
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import last_step
 from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
@@ -36,12 +37,14 @@ class LoadedWorkload:
         workload: the workload.
         source: the opened files.
         last_step: the last step of the log it was derived from; None for a workload file.
+        prompt_order: the order that its prompts were put in; None for a workload file, which has its own.
         quarantined: groups of that log left out because of structural faults, and new tokens in their puts.
     """
 
     workload: Workload
     source: Log
     last_step: int | None = None
+    prompt_order: PromptOrder | None = None
     quarantined: tuple[int, int] = (0, 0)
 
 
@@ -61,6 +64,7 @@ def simulate_workload(
     steps: int | None = None,
     max_concurrency: int | None = None,
     token_time_us: int | None = None,
+    prompt_order: PromptOrder | None = None,
     quarantine: bool = False,
     isolated: bool = False,
     with_groups: bool = False,
@@ -77,6 +81,7 @@ def simulate_workload(
         steps: train steps to simulate; None: those of the config, else of the log.
         max_concurrency: responses generated at once, at least 1; None: any number.
         token_time_us: for a log: time per token of every response, microseconds; None: told from the log.
+        prompt_order: for a log: the order of its prompts; None: that of their first puts.
         quarantine: for a log: leave out groups with structural faults instead of refusing it.
         isolated: look for no config file.
         with_groups: keep the ids of taken and expired groups.
@@ -92,7 +97,13 @@ def simulate_workload(
         TokenauditError: the workload, the config or their combination can't be used; holds every problem found.
     """
     listed = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-    loaded = load_workload(listed, token_time_us=token_time_us, quarantine=quarantine, on_progress=on_progress)
+    loaded = load_workload(
+        listed,
+        token_time_us=token_time_us,
+        prompt_order=prompt_order,
+        quarantine=quarantine,
+        on_progress=on_progress,
+    )
     settings = load_settings(
         config_path=config_path,
         overrides=overrides,
@@ -117,12 +128,17 @@ def load_workload(
     paths: Sequence[Path],
     *,
     token_time_us: int | None = None,
+    prompt_order: PromptOrder | None = None,
     quarantine: bool = False,
     on_progress: Progress | None = None,
 ) -> LoadedWorkload:
     """Read a workload, or derive it from a log; see `simulate_workload`."""
     if is_workload(paths):
-        given = {"--token-time-us": token_time_us is not None, "--quarantine": quarantine}
+        given = {
+            "--token-time-us": token_time_us is not None,
+            "--prompt-order": prompt_order is not None,
+            "--quarantine": quarantine,
+        }
         if any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
             what = f"{names} is for logs, and this is a workload"
@@ -136,10 +152,12 @@ def load_workload(
         allow_missing_versions=True,
         on_progress=stage(on_progress, f"reading {source.name}", source.rows),
     )
+    order = prompt_order or PromptOrder.FIRST_PUT
     workload = workload_from_log(
-        source, digest, token_time_us, stage(on_progress, f"reading {source.name} again", source.rows)
+        source, digest, token_time_us, order, stage(on_progress, f"reading {source.name} again", source.rows)
     )
-    return LoadedWorkload(workload, source, last_step(digest), (digest.quarantined_groups, digest.quarantined_tokens))
+    quarantined = (digest.quarantined_groups, digest.quarantined_tokens)
+    return LoadedWorkload(workload, source, last_step(digest), order, quarantined)
 
 
 def simulate_loaded(
@@ -178,7 +196,7 @@ def simulate_loaded(
         timeline=CLOSED_LOOP,
         config_source=config_source(settings),
         config=resolved(run_config),
-        warnings=simulation_notices(workload, loaded.source, settings, loaded.quarantined),
+        warnings=simulation_notices(workload, loaded.source, settings, loaded.prompt_order, loaded.quarantined),
         coverage=Coverage(
             quarantined_groups=loaded.quarantined[0],
             quarantined_tokens=loaded.quarantined[1],
@@ -189,6 +207,7 @@ def simulate_loaded(
             groups=workload.groups,
             responses=workload.responses,
             truncated_responses=workload.truncated_responses,
+            prompt_order=loaded.prompt_order,
             max_concurrency=max_concurrency,
             stuck=run.stuck,
         ),

@@ -11,14 +11,24 @@ from tokenaudit.config import Config
 from tokenaudit.config_warnings import config_warnings
 from tokenaudit.log import Log
 from tokenaudit.notices import override_notices
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.result import Notice
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.settings import Settings
 from tokenaudit.workload import TaskWorkload, Workload
 
+_GAPS = 10
+"""One in so many numbers may be no group: some had not ended when the log did."""
+_LOCAL = 10
+"""Groups are away from their place by less than this part of the groups, on average."""
+
 
 def simulation_notices(
-    workload: Workload, source: Log, settings: Settings, quarantined: tuple[int, int]
+    workload: Workload,
+    source: Log,
+    settings: Settings,
+    prompt_order: PromptOrder | None,
+    quarantined: tuple[int, int],
 ) -> list[Notice]:
     """Notices of a simulated run, in a fixed order.
 
@@ -26,6 +36,7 @@ def simulation_notices(
         workload: what is simulated.
         source: the files behind it.
         settings: the settings it is simulated under.
+        prompt_order: the order of its prompts, where it was derived from a log; None: that of its file.
         quarantined: groups left out because of structural faults, and new tokens in their puts.
     """
     config = settings.config
@@ -36,9 +47,50 @@ def simulation_notices(
         *_resync_notices(config),
         *(Notice("log-note", note) for note in source.notes),
         *_workload_notices(workload, quarantined),
+        *prompt_order_notices(workload, prompt_order),
         *_group_size_notices(config, workload),
         *override_notices(config, tasks, TimelineKind.SIMULATED, settings.origins),
     ]
+
+
+def prompt_order_notices(workload: Workload, prompt_order: PromptOrder | None) -> list[Notice]:
+    """That group ids tell an order of prompts that their first puts don't.
+
+    Ids are taken for a count of prompts where nearly every number between the least and the largest is a group, and
+    groups ended near the place that their id has. Row numbers of a shuffled data set are dense too, but lie a third of
+    the groups away from their place on average.
+
+    Args:
+        workload: a workload.
+        prompt_order: the order of its prompts, where it was derived from a log; None: that of its file.
+    """
+    if prompt_order is not PromptOrder.FIRST_PUT:
+        return []
+    ids = {name: task.responses.group_id[task.first_response[:-1]] for name, task in workload.tasks.items()}
+    counted = {name: values for name, values in ids.items() if _is_mixed_count(values)}
+    if not counted:
+        return []
+    groups = sum(map(len, counted.values()))
+    ahead = sum(int((values > _least_from(values)).sum()) for values in counted.values())
+    tasks = f"task{'s' * (len(counted) > 1)} {', '.join(counted)}"
+    message = f"{tasks}: group ids are a count, and {ahead} of {groups} groups were put before one with a smaller id"
+    cost = "If ids were counted as groups began, --prompt-order group-id is closer to the recorded run."
+    return [Notice("prompt-order", message, cost)]
+
+
+def _is_mixed_count(group_id: Int64s) -> bool:
+    """Whether ids, in order of first put, are a count that is out of order by little."""
+    groups = len(group_id)
+    place = np.argsort(np.argsort(group_id))
+    away = int(np.abs(place - np.arange(groups)).sum())
+    # Python's integers: a span of ids may not fit 64 bits.
+    span = int(group_id.max()) - int(group_id.min()) + 1
+    return 0 < away * _LOCAL < groups * groups and (span - groups) * _GAPS <= span
+
+
+def _least_from(values: Int64s) -> Int64s:
+    """The least value at or behind each place."""
+    return np.minimum.accumulate(values[::-1])[::-1]
 
 
 def _resync_notices(config: Config) -> Iterator[Notice]:

@@ -148,7 +148,7 @@ class Workload:
         for name, task in self.tasks.items():
             encoded = name.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            for array in (*task.responses, *task.masks.arrays()):
+            for array in (*task.responses, *task.masks.told().arrays()):
                 little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
                 digest.update(len(little).to_bytes(8, "little"))
                 digest.update(little.data)
@@ -335,6 +335,9 @@ class _Reader:
                 ~is_null & (values < low),
                 lambda row, name=name, values=values: f"{name} is {values[row]}",
             )
+            # The largest number also stands for those that 64 bits can't hold, and no log can hold it as an id.
+            is_large = (values == col.LARGEST) & (name != "response_len")
+            faults.add(FaultKind.VALUE_TOO_LARGE, name, is_large, lambda _, name=name: f"{name} is 2**63 - 1 or more")
         length = needed["response_len"]
         faults.add(
             FaultKind.VALUE_TOO_LARGE,

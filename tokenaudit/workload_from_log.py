@@ -12,11 +12,14 @@ from tokenaudit.batches import read_batches
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.given_runs import given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.mask_runs import told_masks
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.rows import kind_code
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 from tokenaudit.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
 
@@ -27,25 +30,35 @@ _LONGEST_US = 2**53
 
 
 def workload_from_log(
-    log: Log, digest: Digest, token_time_us: int | None = None, on_progress: Callable[[int], None] | None = None
+    log: Log,
+    digest: Digest,
+    token_time_us: int | None = None,
+    prompt_order: PromptOrder = PromptOrder.FIRST_PUT,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Workload:
     """Derive a workload.
 
-    Groups stand in the order of their first put. A response has the longest length seen; mask, reward and marks are
-    those of its last put, and tokens behind that mask are in the loss. Its token time is the time of all its rounds
-    by its new tokens in them; where a response has none, that of its task, else of the log.
+    Tasks and the responses of a group stand in the order of their first put. A response has the longest length seen;
+    mask, reward and marks are those of its last put, and tokens behind that mask are in the loss. Its token time is
+    the time of all its rounds by its new tokens in them; where a response has none, that of its task, else of the log.
 
     Args:
         log: the log.
         digest: its digest.
         token_time_us: time per token of every response, microseconds; None: told from `generate_time_us`.
+        prompt_order: the order of the groups of each task.
         on_progress: called with the number of rows read so far.
 
     Raises:
-        LogError: the log has no generation times and no `token_time_us` is given, or ids that can't be recycled.
+        LogError: the log has no generation times and no `token_time_us` is given, its ids can't be recycled, or its
+            version runs don't tell which tokens are in the loss.
     """
     if len(digest.responses.tokens) == 0:
-        raise LogError(Problem("the log has no put to derive a workload from", log.name, "record at least one put"))
+        what, hint = "the log has no put to derive a workload from", "record at least one put"
+        if digest.quarantined_groups:
+            what = "every group is left out because of structural faults, so there is no workload"
+            hint = "tokenaudit inspect shows the faults; mend the log"
+        raise LogError(Problem(what, log.name, hint))
     puts = _Puts(digest)
     last_put = puts.last_of_response
     times, masks = _generate_times_and_masks(log, digest, last_put, on_progress)
@@ -71,7 +84,7 @@ def workload_from_log(
         filtered=responses.status[last_put] == STATUS_CODE[Status.FILTERED],
     )
     _check_ids(log, columns)
-    order = np.argsort(puts.first_of_response)
+    order = _order(prompt_order, task, columns.group_id, puts.first_of_response)
     return Workload(
         name=log.name,
         rows=digest.rows,
@@ -79,6 +92,15 @@ def workload_from_log(
         truncated_responses=int((~is_whole).sum()),
         unscored_rewards=digest.unscored_rewards,
     )
+
+
+def _order(prompt_order: PromptOrder, task: Int64s, group_id: Int64s, first_put: Int64s) -> Int64s:
+    """Responses in the order of a workload; tasks and the members of a group by their first put in any case."""
+    if prompt_order is PromptOrder.FIRST_PUT:
+        return np.argsort(first_put)
+    first_of_task = np.full(int(task.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_of_task, task, first_put)
+    return np.lexsort((first_put, group_id, first_of_task[task]))
 
 
 class _Puts:
@@ -154,7 +176,7 @@ def _generate_times_and_masks(
     times: list[Int64s] = []
     masks: list[SemanticMasks] = []
     order: list[Int64s] = []
-    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask")
+    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask", VERSION_RUNS)
     done = 0
     for batch in read_batches(log, names, on_progress):
         kept = _kept_puts(batch, digest)
@@ -184,8 +206,20 @@ def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
 
 
 def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
-    column = batch.columns.get("response_mask")
-    return masks_of(col.lists(None if column is None else column.take(pa.array(rows)), len(rows)))
+    picked = pa.array(rows)
+    mask, runs = (batch.columns.get(name) for name in ("response_mask", VERSION_RUNS))
+    masks = masks_of(col.lists(None if mask is None else mask.take(picked), len(rows)))
+    given = None if runs is None else given_runs(runs.take(picked), len(rows))
+    if given is None:
+        return masks
+    told = told_masks(given)
+    if told.is_unknown.any():
+        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(told.is_unknown)])}, column {VERSION_RUNS}"
+        what = "a run tells how many of its tokens are in the loss, and not which"
+        raise LogError(Problem(what, where, "let runs end where the mask changes, or use the log they were made from"))
+    # No row has both, so the other kind is all ones there.
+    both = joined([masks, told.masks])
+    return both.take(np.arange(len(rows)) + np.where(given.has_runs, len(rows), 0))
 
 
 def _check_times(log: Log, times: Int64s) -> None:

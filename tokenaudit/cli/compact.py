@@ -23,9 +23,8 @@ def compact(
 ) -> None:
     """Write a log that stores version runs instead of tokens: small, and read in no time.
 
-    Replay, diff, gate and simulate give the same numbers. What is told token by token is gone: masks can't be
-    placed where a run holds trainable and other tokens, and audits can't look at token ids, log-probabilities,
-    the order of masked tokens, or columns the log schema doesn't know.
+    Replay, diff, gate, simulate and mask give the same numbers. What is told token by token is gone: audits can't
+    look at token ids, log-probabilities, or columns the log schema doesn't know.
     """
     del quiet, verbose
     if output.suffix.lower() != ".parquet":

@@ -11,6 +11,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     Format,
     IsolatedOption,
+    PromptOrderOption,
     QuarantineOption,
     QuietOption,
     SimulateOption,
@@ -76,6 +77,7 @@ def diff(
         bool, typer.Option("--allow-different-log", help="Compare results of different logs.")
     ] = False,
     simulate: SimulateOption = False,
+    prompt_order: PromptOrderOption = None,
     timeline: TimelineOption = None,
     format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
     output: Annotated[
@@ -102,7 +104,9 @@ def diff(
     figures = _figures(metrics)
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
-    sides = load_sides(SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated, simulate))
+    sides = load_sides(
+        SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated, simulate, prompt_order)
+    )
     _check_logs(sides, allow_different_log=allow_different_log)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)

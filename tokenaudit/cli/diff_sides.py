@@ -12,6 +12,7 @@ from tokenaudit.compare import Side
 from tokenaudit.errors import Problem, TokenauditError, UsageError
 from tokenaudit.files import read_bounded
 from tokenaudit.log import Log, open_log
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.result import Result
 from tokenaudit.run_events import TimelineKind
 from tokenaudit.session import digest_for, load_result, replay_digest
@@ -39,6 +40,7 @@ class SideOptions:
         quarantine: leave out groups with structural faults.
         isolated: look for no config file.
         simulate: simulate the workload behind the log instead of replaying the log.
+        prompt_order: the order of the prompts of a workload that is derived from the log.
     """
 
     a: Path | None
@@ -50,6 +52,7 @@ class SideOptions:
     quarantine: bool
     isolated: bool
     simulate: bool = False
+    prompt_order: PromptOrder | None = None
 
 
 def load_sides(options: SideOptions) -> tuple[Side, Side]:
@@ -93,6 +96,7 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
         "--quarantine": options.quarantine,
         "--isolated": options.isolated,
         "--simulate": options.simulate,
+        "--prompt-order": options.prompt_order,
     }
     given = [name for name, value in replaying.items() if value]
     if given:
@@ -111,6 +115,8 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
 def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
     if options.simulate and options.timeline is not None:
         raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
+    if options.prompt_order is not None and not options.simulate:
+        raise UsageError(Problem("--prompt-order is for simulations", None, "leave it out, or add --simulate"))
     workload = _load_workload(options) if options.simulate else None
     log = open_log(list(options.log)) if workload is None else workload.source
 
@@ -179,7 +185,12 @@ def _replay_maker(
 
 def _load_workload(options: SideOptions) -> LoadedWorkload:
     with streams.progress() as bar:
-        return load_workload(list(options.log), quarantine=options.quarantine, on_progress=bar.update if bar else None)
+        return load_workload(
+            list(options.log),
+            prompt_order=options.prompt_order,
+            quarantine=options.quarantine,
+            on_progress=bar.update if bar else None,
+        )
 
 
 def _simulation_maker(

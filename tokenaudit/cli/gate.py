@@ -13,6 +13,7 @@ from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
     LogPaths,
+    PromptOrderOption,
     QuarantineOption,
     QuietOption,
     SetOption,
@@ -23,6 +24,7 @@ from tokenaudit.cli.options import (
 from tokenaudit.errors import Problem, UsageError
 
 if TYPE_CHECKING:
+    from tokenaudit.prompt_order import PromptOrder
     from tokenaudit.result import Result
     from tokenaudit.run_events import TimelineKind
     from tokenaudit.settings import Settings
@@ -87,6 +89,7 @@ def gate(
         bool, typer.Option("--summary", help="Append Markdown to the file that GITHUB_STEP_SUMMARY names.")
     ] = False,
     simulate: SimulateOption = False,
+    prompt_order: PromptOrderOption = None,
     timeline: TimelineOption = None,
     format_: Annotated[GateFormat, typer.Option("--format", help="Format of standard output.")] = GateFormat.TABLE,
     output: Annotated[
@@ -123,7 +126,7 @@ def gate(
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
-    run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated, simulate)
+    run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated, simulate, prompt_order)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
     for notice in report.notices:
@@ -160,6 +163,7 @@ def _judged_run(
     quarantine: bool,
     isolated: bool,
     simulate: bool,
+    prompt_order: PromptOrder | None,
 ) -> _Run:
     from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
     from tokenaudit.session import replay_log
@@ -172,6 +176,7 @@ def _judged_run(
             "--quarantine": quarantine,
             "--isolated": isolated,
             "--simulate": simulate,
+            "--prompt-order": prompt_order,
         }
         result = saved_result(log, replaying)
         if result.selection is not None:
@@ -179,7 +184,9 @@ def _judged_run(
             raise UsageError(Problem(what, str(log[0]), "save it without --steps"))
         return _Run(result, None, result)
     if simulate:
-        return _simulated_run(log, config, overrides, timeline, quarantine, isolated)
+        return _simulated_run(log, config, overrides, timeline, quarantine, isolated, prompt_order)
+    if prompt_order is not None:
+        raise UsageError(Problem("--prompt-order is for simulations", None, "leave it out, or add --simulate"))
     with streams.progress() as bar:
         replayed = replay_log(
             log,
@@ -201,6 +208,7 @@ def _simulated_run(
     timeline: TimelineKind | None,
     quarantine: bool,
     isolated: bool,
+    prompt_order: PromptOrder | None,
 ) -> _Run:
     """Simulate what is judged; a run that can't go on has no figures to judge."""
     from tokenaudit.cli.inputs import note_config
@@ -213,6 +221,7 @@ def _simulated_run(
             workload,
             config_path=config,
             overrides=overrides,
+            prompt_order=prompt_order,
             quarantine=quarantine,
             isolated=isolated,
             on_progress=bar.update if bar else None,

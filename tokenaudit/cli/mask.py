@@ -63,7 +63,7 @@ def mask(
     """
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
-    _check_output(output, log)
+    _check_output(output, log if config is None else [*log, config])
     from tokenaudit.masks.devices import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log

@@ -11,6 +11,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.errors import Problem, UsageError
+from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.run_events import TimelineKind
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ TokenTimeOption = Annotated[
         metavar="N",
         show_default=False,
         help="For a log: microseconds per token of every response. Default: told from generate_time_us.",
+    ),
+]
+PromptOrderOption = Annotated[
+    PromptOrder | None,
+    typer.Option(
+        show_default=False,
+        help="For a log: groups begin in the order of their first puts, which is the default, or by rising group id.",
     ),
 ]
 TimelineOption = Annotated[

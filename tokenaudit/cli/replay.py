@@ -56,7 +56,7 @@ def replay(
 
     selected = step_range("--steps", steps)
     outputs = output or []
-    check_outputs(outputs, log)
+    check_outputs(outputs, log if config is None else [*log, config])
     if is_saved_result(log):
         replaying = {
             "--config": config,

@@ -13,6 +13,7 @@ from tokenaudit.cli.options import (
     ConfigOption,
     Format,
     IsolatedOption,
+    PromptOrderOption,
     QuarantineOption,
     QuietOption,
     SetOption,
@@ -23,6 +24,7 @@ from tokenaudit.cli.options import (
 from tokenaudit.errors import Problem, UsageError
 
 if TYPE_CHECKING:
+    from tokenaudit.prompt_order import PromptOrder
     from tokenaudit.result import Result
 
 CANNOT_GO_ON = 1
@@ -57,6 +59,7 @@ def simulate(
         ),
     ] = None,
     token_time_us: TokenTimeOption = None,
+    prompt_order: PromptOrderOption = None,
     by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
     show_steps: Annotated[
         str | None,
@@ -91,12 +94,12 @@ def simulate(
 
     selected = step_range("--show-steps", show_steps)
     outputs = output or []
-    check_outputs(outputs, workload)
+    check_outputs(outputs, workload if config is None else [*workload, config])
     event_log = _event_log(outputs)
     with replacing(event_log) if event_log else nullcontext() as event_log_file:
         result = _simulated(
-            workload, config, set_ or [], steps, max_concurrency, token_time_us, quarantine, isolated, groups,
-            event_log_file,
+            workload, config, set_ or [], steps, max_concurrency, token_time_us, prompt_order, quarantine, isolated,
+            groups, event_log_file,
         )  # fmt: skip
     for notice in result.warnings:
         streams.show_warning(notice.message, notice.cost)
@@ -130,6 +133,7 @@ def _simulated(
     steps: int | None,
     max_concurrency: int | None,
     token_time_us: int | None,
+    prompt_order: PromptOrder | None,
     quarantine: bool,
     isolated: bool,
     groups: bool,
@@ -145,6 +149,7 @@ def _simulated(
             steps=steps,
             max_concurrency=max_concurrency,
             token_time_us=token_time_us,
+            prompt_order=prompt_order,
             quarantine=quarantine,
             isolated=isolated,
             with_groups=groups,

@@ -12,6 +12,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     LogPaths,
     OverviewFormat,
+    PromptOrderOption,
     QuarantineOption,
     QuietOption,
     TokenTimeOption,
@@ -27,6 +28,7 @@ def workload(
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The workload to write: .parquet."),
     ],
     token_time_us: TokenTimeOption = None,
+    prompt_order: PromptOrderOption = None,
     format_: Annotated[
         OverviewFormat, typer.Option("--format", help="Format of standard output.")
     ] = OverviewFormat.TABLE,
@@ -40,6 +42,7 @@ def workload(
     from tokenaudit.files import replacing
     from tokenaudit.log import is_workload
     from tokenaudit.simulating import load_workload
+    from tokenaudit.simulation_notices import prompt_order_notices
     from tokenaudit.workload import write_workload
 
     if output.suffix.lower() != ".parquet":
@@ -50,9 +53,15 @@ def workload(
         raise UsageError(Problem("this is a workload already", where, "give it to tokenaudit simulate"))
     with streams.progress() as bar:
         loaded = load_workload(
-            log, token_time_us=token_time_us, quarantine=quarantine, on_progress=bar.update if bar else None
+            log,
+            token_time_us=token_time_us,
+            prompt_order=prompt_order,
+            quarantine=quarantine,
+            on_progress=bar.update if bar else None,
         )
     derived = loaded.workload
+    for notice in prompt_order_notices(derived, loaded.prompt_order):
+        streams.show_warning(notice.message, notice.cost)
     with replacing(output) as temporary:
         write_workload(derived, temporary, loaded.source.config_json)
     facts = {

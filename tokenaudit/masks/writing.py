@@ -14,11 +14,14 @@ import pyarrow.parquet as pq
 
 from tokenaudit import metrics as m
 from tokenaudit.batches import map_batches
-from tokenaudit.columns import Bools, Int64s, lists
+from tokenaudit.columns import Bools, Int64s, Lists, lists
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.given_runs import given_runs
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.mask_runs import told_masks
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
+from tokenaudit.schema import VERSION_RUNS
 
 META_KIND = "tokenaudit.kind"
 META_DEVICE = "tokenaudit.device"
@@ -121,7 +124,7 @@ def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[
     first_row = 0
     batches = map_batches(
         log,
-        ("event_id", "response_mask"),
+        ("event_id", "response_mask", VERSION_RUNS),
         lambda batch: batch,
         rows_of=lambda batch: batch.rows,
         weigh=lambda batch: sum(array.nbytes for array in batch.columns.values()),
@@ -159,7 +162,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     Raises:
         LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
     """
-    column = lists(batch.columns.get("response_mask"), batch.rows)
+    column = _told_masks(batch)
     rows = plan.log_row[entries] - first_row
     lengths = np.diff(offsets)
     has_mask = ~column.is_null[rows] & (lengths > 0)
@@ -168,7 +171,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     has_entries = np.repeat(has_mask, np.diff(plan.first_run[entries.start : entries.stop + 1]))
     if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
         where = f"{batch.path}, rows {batch.first_row} to {batch.first_row + batch.rows - 1}"
-        hint = "a log of version runs has no masks; use the log it was made from"
+        hint = "let version runs end where the mask changes, or use the log they were made from"
         raise LogError(Problem("nothing tells which tokens of a response are in the loss", where, hint))
     if not has_mask.any() and run_trainable.all():
         return None
@@ -178,6 +181,22 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     targets = np.flatnonzero(np.repeat(has_mask, lengths))
     semantic[targets] = column.values[targets + shift] != 0
     return semantic
+
+
+def _told_masks(batch: LogBatch) -> Lists:
+    """The mask of every row, as its mask column tells it or, if they do, its version runs; else null."""
+    masks = lists(batch.columns.get("response_mask"), batch.rows)
+    given = given_runs(batch.columns.get(VERSION_RUNS), batch.rows)
+    if given is None:
+        return masks
+    by_runs = given.has_runs & ~told_masks(given).is_unknown
+    of_runs = np.repeat(by_runs, given.lengths)
+    counts = np.where(by_runs, given.sums, masks.lengths)
+    is_of_runs = np.repeat(by_runs, counts)
+    values = np.empty(len(is_of_runs), dtype=np.bool_)
+    values[is_of_runs] = np.repeat(given.trainable[of_runs] != 0, given.tokens[of_runs])
+    values[~is_of_runs] = masks.values != 0
+    return Lists(values, counts, masks.is_null & ~by_runs, masks.null_element_rows)
 
 
 def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schema) -> pa.RecordBatch:
