@@ -184,12 +184,23 @@ def test_a_folder_that_can_not_be_written_is_only_noted(tmp_path: Path, notes: l
     assert "isn't kept" in notes[0]
 
 
-@pytest.mark.parametrize("command", [("replay",), ("inspect",), ("mask", "-o", "out.parquet", "--device", "cpu")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", SAMPLE),
+        ("inspect", SAMPLE),
+        ("mask", SAMPLE, "-o", "out.parquet", "--device", "cpu"),
+        ("gate", SAMPLE, "--rule", "expired_groups <= 0"),
+        ("diff", "--log", SAMPLE, "--set-b", "policy.max_staleness=1"),
+        ("explain", SAMPLE, "--step", "3"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_commands_use_the_cache(run_cli, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plain = run_cli(*command, SAMPLE)
-    first = run_cli(*command, SAMPLE, "--cache", "kept")
+    plain = run_cli(*command)
+    first = run_cli(*command, "--cache", "kept")
     monkeypatch.setenv("TOKENAUDIT_CACHE", "kept")
     refuse_to_read(monkeypatch)
-    second = run_cli(*command, SAMPLE)
+    second = run_cli(*command)
     assert plain == first == second
     assert len(list((tmp_path / "kept").iterdir())) == 1

@@ -155,20 +155,22 @@ def test_with_its_prompts_in_order_the_sample_is_close_in_what_goes_stale_too(ru
     assert from_file["steps"] == simulated["steps"]
 
 
-def test_commands_that_simulate_take_an_order_of_prompts(run_cli: Any, tmp_path: Path):
-    saved = tmp_path / "result.json"
-    simulated = ("--simulate", "--prompt-order", "group-id")
-    run_cli("simulate", SAMPLE, "--prompt-order", "group-id", "-o", saved, "-q")
-    same = run_cli("diff", saved, ROOT / "sample_data" / "config.toml", "--log", SAMPLE, *simulated, "--format", "json")
+@pytest.mark.parametrize("choice", [("--prompt-order", "group-id"), ("--token-time-us", "900")])
+def test_commands_that_simulate_take_what_derives_a_workload(choice: tuple[str, str], run_cli: Any, tmp_path: Path):
+    saved, config = tmp_path / "result.json", ROOT / "sample_data" / "config.toml"
+    run_cli("simulate", SAMPLE, *choice, "-o", saved, "-q")
+    same = run_cli("diff", saved, config, "--log", SAMPLE, "--simulate", *choice, "--format", "json")
     assert same.code == 0
     assert all(total["a"] == total["b"] for total in json.loads(same.out)["totals"].values())
-    assert run_cli("gate", SAMPLE, *simulated, "--rule", "masked_stale_tokens == 374204", "-q").code == 0
-    other = run_cli("diff", saved, ROOT / "sample_data" / "config.toml", "--log", SAMPLE, "--simulate")
+    stale = sum(row["masked_stale_tokens"] for row in json.loads(saved.read_text())["steps"])
+    assert run_cli("gate", SAMPLE, "--simulate", *choice, "--rule", f"masked_stale_tokens == {stale}", "-q").code == 0
+    other = run_cli("diff", saved, config, "--log", SAMPLE, "--simulate")
     assert (other.code, other.out) == (2, "")
     assert "A and B come from different logs" in other.err
 
 
 ORDER = ("--prompt-order", "first-put")
+TIME = ("--token-time-us", "900")
 
 
 @pytest.mark.parametrize(
@@ -180,13 +182,16 @@ ORDER = ("--prompt-order", "first-put")
          "--prompt-order is for logs, and this is a workload"),
         (("gate", SAMPLE, *ORDER), "--prompt-order is for simulations"),
         (("diff", "--log", SAMPLE, "--set-b", "policy.max_staleness=1", *ORDER), "--prompt-order is for simulations"),
+        (("gate", SAMPLE, *TIME), "--token-time-us is for simulations"),
+        (("diff", "--log", SAMPLE, "--set-b", "policy.max_staleness=1", *TIME), "--token-time-us is for simulations"),
         (("gate", "SAVED", *ORDER), "--prompt-order would need the log"),
+        (("diff", "SAVED", "SAVED", *TIME), "--token-time-us would need a log"),
         (("diff", "SAVED", "SAVED", *ORDER), "--prompt-order would need a log"),
         (("simulate", SAMPLE, "--prompt-order", "id"), "'id' is not one of 'first-put', 'group-id'"),
         (("workload", SAMPLE, "-o", "w.parquet", "--prompt-order", ""), "is not one of 'first-put', 'group-id'"),
     ],
 )  # fmt: skip
-def test_an_order_of_prompts_without_a_use_is_refused(
+def test_a_choice_of_simulations_without_a_use_is_refused(
     arguments: tuple[object, ...], told: str, run_cli: Any, small: tuple[Path, Path], tmp_path: Path
 ):
     saved = tmp_path / "saved.json"

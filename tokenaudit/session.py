@@ -69,14 +69,7 @@ def load_log(
         isolated=isolated,
         log_config=log.config_json,
     )
-    # what is kept of a digest doesn't tell the rows that versions known as spans stand in
-    read = read_digest if cache is None or NEWEST in log.columns else cache.read_digest
-    digest = read(
-        log,
-        quarantine=quarantine,
-        allow_missing_versions=settings.config.timeline.stamp_missing,
-        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
-    )
+    digest = digest_for(log, [settings.config], quarantine=quarantine, cache=cache, on_progress=on_progress)
     return LoadedLog(log, digest, settings)
 
 
@@ -126,10 +119,17 @@ def replay_log(
 
 
 def digest_for(
-    log: Log, configs: Iterable[Config], *, quarantine: bool = False, on_progress: Progress | None = None
+    log: Log,
+    configs: Iterable[Config],
+    *,
+    quarantine: bool = False,
+    cache: DigestCache | None = None,
+    on_progress: Progress | None = None,
 ) -> Digest:
     """Read a log once, so that it can be replayed under every one of `configs`; see `replay_log`."""
-    return read_digest(
+    # what is kept of a digest doesn't tell the rows that versions known as spans stand in
+    read = read_digest if cache is None or NEWEST in log.columns else cache.read_digest
+    return read(
         log,
         quarantine=quarantine,
         allow_missing_versions=any(config.timeline.stamp_missing for config in configs),

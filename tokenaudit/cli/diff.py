@@ -9,6 +9,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     Format,
     IsolatedOption,
     PromptOrderOption,
@@ -16,7 +17,9 @@ from tokenaudit.cli.options import (
     QuietOption,
     SimulateOption,
     TimelineOption,
+    TokenTimeOption,
     VerboseOption,
+    digest_cache,
 )
 from tokenaudit.errors import Problem, UsageError
 
@@ -78,6 +81,7 @@ def diff(
     ] = False,
     simulate: SimulateOption = False,
     prompt_order: PromptOrderOption = None,
+    token_time_us: TokenTimeOption = None,
     timeline: TimelineOption = None,
     format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
     output: Annotated[
@@ -90,6 +94,7 @@ def diff(
             help="Also write a file: .json, .csv, .md or .txt; repeatable.",
         ),
     ] = None,
+    cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
     quiet: QuietOption = False,
@@ -105,7 +110,20 @@ def diff(
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
     sides = load_sides(
-        SideOptions(a, b, log or [], set_ or [], set_b or [], timeline, quarantine, isolated, simulate, prompt_order)
+        SideOptions(
+            a,
+            b,
+            log or [],
+            set_ or [],
+            set_b or [],
+            timeline,
+            quarantine,
+            isolated,
+            simulate,
+            prompt_order,
+            token_time_us,
+            digest_cache(cache),
+        )
     )
     _check_logs(sides, allow_different_log=allow_different_log)
     _show_warnings(sides)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tokenaudit.cache import DigestCache
 from tokenaudit.cli import streams
+from tokenaudit.cli.inputs import check_replay_only
 from tokenaudit.compare import Side
 from tokenaudit.errors import Problem, TokenauditError, UsageError
 from tokenaudit.files import read_bounded
@@ -41,6 +43,8 @@ class SideOptions:
         isolated: look for no config file.
         simulate: simulate the workload behind the log instead of replaying the log.
         prompt_order: the order of the prompts of a workload that is derived from the log.
+        token_time_us: time per token of all its responses, microseconds; None: told from the log.
+        cache: where digests of replayed logs are kept.
     """
 
     a: Path | None
@@ -53,6 +57,8 @@ class SideOptions:
     isolated: bool
     simulate: bool = False
     prompt_order: PromptOrder | None = None
+    token_time_us: int | None = None
+    cache: DigestCache | None = None
 
 
 def load_sides(options: SideOptions) -> tuple[Side, Side]:
@@ -97,6 +103,7 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
         "--isolated": options.isolated,
         "--simulate": options.simulate,
         "--prompt-order": options.prompt_order,
+        "--token-time-us": options.token_time_us,
     }
     given = [name for name, value in replaying.items() if value]
     if given:
@@ -115,8 +122,8 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
 def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
     if options.simulate and options.timeline is not None:
         raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
-    if options.prompt_order is not None and not options.simulate:
-        raise UsageError(Problem("--prompt-order is for simulations", None, "leave it out, or add --simulate"))
+    if not options.simulate:
+        check_replay_only({"--prompt-order": options.prompt_order, "--token-time-us": options.token_time_us})
     workload = _load_workload(options) if options.simulate else None
     log = open_log(list(options.log)) if workload is None else workload.source
 
@@ -167,7 +174,7 @@ def _replay_maker(
 ) -> RunMaker:
     """Replays on one digest of the log."""
     configs = [one.config for one in settings]
-    digest = digest_for(log, configs, quarantine=options.quarantine, on_progress=on_progress)
+    digest = digest_for(log, configs, quarantine=options.quarantine, cache=options.cache, on_progress=on_progress)
 
     def make(one: Settings, tape: EventTape) -> Result:
         return replay_digest(
@@ -187,6 +194,7 @@ def _load_workload(options: SideOptions) -> LoadedWorkload:
     with streams.progress() as bar:
         return load_workload(
             list(options.log),
+            token_time_us=options.token_time_us,
             prompt_order=options.prompt_order,
             quarantine=options.quarantine,
             on_progress=bar.update if bar else None,

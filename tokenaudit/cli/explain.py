@@ -10,12 +10,14 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     IsolatedOption,
     QuarantineOption,
     QuietOption,
     SetOption,
     VerboseOption,
+    digest_cache,
 )
 from tokenaudit.errors import Problem, UsageError
 
@@ -37,6 +39,7 @@ def explain(
     ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
     quiet: QuietOption = False,
@@ -56,7 +59,7 @@ def explain(
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
         raise UsageError(Problem("--group and --step exclude each other", None, "run it twice"))
-    digest, settings = _read(subject, config, set_ or [], quarantine, isolated)
+    digest, settings = _read(subject, config, set_ or [], quarantine, isolated, cache)
     streams.write_result(_told(digest, settings, group, step))
 
 
@@ -73,33 +76,28 @@ def _told(digest: Digest, config: Config, group: str | None, step: int | None) -
 
 
 def _read(
-    paths: list[Path], config_path: Path | None, overrides: list[str], quarantine: bool, isolated: bool
+    paths: list[Path],
+    config_path: Path | None,
+    overrides: list[str],
+    quarantine: bool,
+    isolated: bool,
+    cache: Path | None,
 ) -> tuple[Digest, Config]:
-    from tokenaudit.log import open_log
-    from tokenaudit.reading import read_digest
-    from tokenaudit.settings import load_settings
+    from tokenaudit.cli.inputs import note_config
+    from tokenaudit.session import load_log
 
-    log = open_log(paths)
-    settings = load_settings(
-        config_path=config_path,
-        overrides=overrides,
-        log_dir=log.files[0].path.parent,
-        working_dir=Path.cwd(),
-        isolated=isolated,
-        log_config=log.config_json,
-    )
-    if settings.file is not None and config_path is None:
-        streams.note(f"note: config from {settings.source}")
     with streams.progress() as bar:
-        label = f"reading {log.name}"
-        on_progress = (lambda done: bar.update(label, done, log.rows)) if bar else None
-        digest = read_digest(
-            log,
+        loaded = load_log(
+            paths,
+            config_path=config_path,
+            overrides=overrides,
             quarantine=quarantine,
-            allow_missing_versions=settings.config.timeline.stamp_missing,
-            on_progress=on_progress,
+            isolated=isolated,
+            cache=digest_cache(cache),
+            on_progress=bar.update if bar else None,
         )
-    return digest, settings.config
+    note_config(loaded.settings, config_path)
+    return loaded.digest, loaded.settings.config
 
 
 def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:

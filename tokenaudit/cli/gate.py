@@ -10,6 +10,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    CacheOption,
     ConfigOption,
     IsolatedOption,
     LogPaths,
@@ -19,11 +20,14 @@ from tokenaudit.cli.options import (
     SetOption,
     SimulateOption,
     TimelineOption,
+    TokenTimeOption,
     VerboseOption,
+    digest_cache,
 )
 from tokenaudit.errors import Problem, UsageError
 
 if TYPE_CHECKING:
+    from tokenaudit.cache import DigestCache
     from tokenaudit.prompt_order import PromptOrder
     from tokenaudit.result import Result
     from tokenaudit.run_events import TimelineKind
@@ -90,6 +94,7 @@ def gate(
     ] = False,
     simulate: SimulateOption = False,
     prompt_order: PromptOrderOption = None,
+    token_time_us: TokenTimeOption = None,
     timeline: TimelineOption = None,
     format_: Annotated[GateFormat, typer.Option("--format", help="Format of standard output.")] = GateFormat.TABLE,
     output: Annotated[
@@ -102,6 +107,7 @@ def gate(
             help="Also write a file: .json, .md, .txt, .xml (JUnit) or .sarif; repeatable.",
         ),
     ] = None,
+    cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
     quiet: QuietOption = False,
@@ -126,7 +132,18 @@ def gate(
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
-    run = _judged_run(log, config, set_ or [], timeline, quarantine, isolated, simulate, prompt_order)
+    run = _judged_run(
+        log,
+        config,
+        set_ or [],
+        timeline,
+        quarantine,
+        isolated,
+        simulate,
+        prompt_order,
+        token_time_us,
+        digest_cache(cache),
+    )
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
     for notice in report.notices:
@@ -164,8 +181,10 @@ def _judged_run(
     isolated: bool,
     simulate: bool,
     prompt_order: PromptOrder | None,
+    token_time_us: int | None,
+    cache: DigestCache | None,
 ) -> _Run:
-    from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
+    from tokenaudit.cli.inputs import check_replay_only, is_saved_result, note_config, saved_result
     from tokenaudit.session import replay_log
 
     if is_saved_result(log):
@@ -177,6 +196,7 @@ def _judged_run(
             "--isolated": isolated,
             "--simulate": simulate,
             "--prompt-order": prompt_order,
+            "--token-time-us": token_time_us,
         }
         result = saved_result(log, replaying)
         if result.selection is not None:
@@ -184,9 +204,8 @@ def _judged_run(
             raise UsageError(Problem(what, str(log[0]), "save it without --steps"))
         return _Run(result, None, result)
     if simulate:
-        return _simulated_run(log, config, overrides, timeline, quarantine, isolated, prompt_order)
-    if prompt_order is not None:
-        raise UsageError(Problem("--prompt-order is for simulations", None, "leave it out, or add --simulate"))
+        return _simulated_run(log, config, overrides, timeline, quarantine, isolated, prompt_order, token_time_us)
+    check_replay_only({"--prompt-order": prompt_order, "--token-time-us": token_time_us})
     with streams.progress() as bar:
         replayed = replay_log(
             log,
@@ -195,6 +214,7 @@ def _judged_run(
             timeline=timeline,
             quarantine=quarantine,
             isolated=isolated,
+            cache=cache,
             on_progress=bar.update if bar else None,
         )
     note_config(replayed.settings, config)
@@ -209,6 +229,7 @@ def _simulated_run(
     quarantine: bool,
     isolated: bool,
     prompt_order: PromptOrder | None,
+    token_time_us: int | None,
 ) -> _Run:
     """Simulate what is judged; a run that can't go on has no figures to judge."""
     from tokenaudit.cli.inputs import note_config
@@ -221,6 +242,7 @@ def _simulated_run(
             workload,
             config_path=config,
             overrides=overrides,
+            token_time_us=token_time_us,
             prompt_order=prompt_order,
             quarantine=quarantine,
             isolated=isolated,
