@@ -74,7 +74,7 @@ class RecordedPuts:
         carried_in = restarted = restarted_by_log = regenerated = 0
         for row, (prior_len, is_first) in enumerate(rows, first):
             response = responses[row - first]
-            tokens_held = held.get(response.key, 0) if held else 0
+            tokens_held = held.get((response.rollout_id, response.segment), 0) if held else 0
             if prior_len == PRIOR_UNKNOWN:
                 prior_len = self._told_prior_len(row, tokens_held)
             elif prior_len < 0:

@@ -9,7 +9,7 @@ from tokenaudit.digest import STATUSES, Digest
 from tokenaudit.lifecycle.types import Response, VersionRun
 from tokenaudit.runs import Int32s
 
-_MOST_ROWS = 1024
+_MOST_ROWS = 256
 """Responses made at a time where puts are asked for in the order of the log."""
 
 
@@ -44,7 +44,7 @@ class RecordedResponses:
         columns, all_runs = self._digest.responses, self._digest.runs
         offsets = columns.first_run[first : last + 1]
         begin, end = int(offsets[0]), int(offsets[-1])
-        runs: list[VersionRun] = list(
+        runs: tuple[VersionRun, ...] = tuple(
             zip(
                 self._model_step[begin:end].tolist(),
                 all_runs.tokens[begin:end].tolist(),
@@ -77,7 +77,7 @@ class RecordedResponses:
             Response(
                 rollout_id,
                 STATUSES[status],
-                tuple(runs[low:high]),
+                runs[low:high],
                 prior_len,
                 segment,
                 agentic,

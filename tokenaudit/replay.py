@@ -212,7 +212,7 @@ class _Replay:
         key = (task, group_id)
         status = self._buffer.status_of(task, group_id)
         members = self._buffer.responses_of(task, group_id) if status else self._in_flight.get(key, ())
-        held = {response.key: response.tokens for response in members}
+        held = {(response.rollout_id, response.segment): response.tokens for response in members}
         if status is Status.COMPLETED or key in self._taken:
             yield PutSkipped(task, group_id, self._puts.new_tokens(index, held))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from tokenaudit.lifecycle.events import LifecycleEvent
 from tokenaudit.lifecycle.types import Status
@@ -20,8 +21,7 @@ class TimelineKind(StrEnum):
     """For every step: refresh, the puts of that step, take."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutSkipped:
+class PutSkipped(NamedTuple):
     """A recorded put that this config would not have asked for: the group is here as completed, or was taken."""
 
     task_name: str
@@ -29,8 +29,7 @@ class PutSkipped:
     avoided_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PutReconciled:
+class PutReconciled(NamedTuple):
     """How a put fits what was held of its responses; told right before the put.
 
     Attributes:

@@ -7,7 +7,7 @@ expires is known at put; a refresh looks only at groups whose step has come.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tokenaudit.lifecycle.events import (
     ExpiryReason,
@@ -158,29 +158,16 @@ class ReplayBuffer:
         token_threshold = None if group.is_agentic else policy.token_stale_threshold
         newest_stale = newest_too_old(train_step, policy.stale_threshold)
         newest_stale_token = None if token_threshold is None else newest_too_old(train_step, token_threshold)
-        reasons: set[ExpiryReason] = set()
-        expired: list[Response] = []
-        newly_expired: list[Response] = []
-        fresh: list[Response] = []
-        kept: list[Response] = []
-        for response in group.responses:
-            reason = _expiry_reason(response, newest_stale, newest_stale_token)
-            if reason is None:
-                fresh.append(response)
-                kept.append(response)
-                continue
-            reasons.add(reason)
-            expired.append(response)
-            if reason is not ExpiryReason.ARRIVED_EXPIRED:
-                newly_expired.append(response)
-            if policy.retryable:
-                kept.append(response.reset())
+        reasons = [_expiry_reason(response, newest_stale, newest_stale_token) for response in group.responses]
+        pairs = list(zip(group.responses, reasons, strict=True))
         fate = Fate.RESET if policy.retryable else Fate.DISCARDED
         if fate is Fate.RESET:
-            group.responses = tuple(kept)
+            group.responses = tuple([response if reason is None else response.reset() for response, reason in pairs])
             _measure(record, policy)
+        expired = tuple([response for response, reason in pairs if reason is not None])
         if record.status is Status.EXPIRED and where is Where.REFRESH:
-            return MembersExpired(group.task_name, group.group_id, train_step, tuple(newly_expired))
+            newly_expired = tuple([response for response in expired if response.status is not Status.EXPIRED])
+            return MembersExpired(group.task_name, group.group_id, train_step, newly_expired)
         return GroupExpired(
             group.task_name,
             group.group_id,
@@ -188,8 +175,8 @@ class ReplayBuffer:
             where,
             _group_reason(reasons),
             fate,
-            tuple(expired),
-            tuple(fresh),
+            expired,
+            tuple([response for response, reason in pairs if reason is None]),
         )
 
     def _admit(self, record: Record, status: Status, age: int) -> None:
@@ -302,7 +289,7 @@ def _expiry_reason(response: Response, newest_stale: int, newest_stale_token: in
     return ExpiryReason.TOKEN if response.newest_trainable <= newest_stale_token else None
 
 
-def _group_reason(reasons: set[ExpiryReason]) -> ExpiryReason:
+def _group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
     """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
     for reason in (ExpiryReason.ARRIVED_EXPIRED, ExpiryReason.SEQUENCE):
         if reason in reasons:

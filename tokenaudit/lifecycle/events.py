@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tokenaudit.lifecycle.types import Response, Status
 
@@ -37,8 +37,7 @@ class Fate(StrEnum):
     """It is lost, fresh members included."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPut:
+class GroupPut(NamedTuple):
     """A group was handed to the buffer, whatever becomes of it."""
 
     task_name: str
@@ -48,8 +47,7 @@ class GroupPut:
     responses: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRejected:
+class GroupRejected(NamedTuple):
     """A group was discarded at put because it failed or was filtered; `status` tells which."""
 
     task_name: str
@@ -58,8 +56,7 @@ class GroupRejected:
     responses: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupExpired:
+class GroupExpired(NamedTuple):
     """A group became expired.
 
     Attributes:
@@ -77,8 +74,7 @@ class GroupExpired:
     fresh: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MembersExpired:
+class MembersExpired(NamedTuple):
     """More members of a group that already waits as expired became too old and were reset."""
 
     task_name: str
@@ -87,8 +83,7 @@ class MembersExpired:
     expired: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTaken:
+class GroupTaken(NamedTuple):
     """A group left the buffer with the batch of `train_step`.
 
     Attributes:
@@ -102,8 +97,7 @@ class GroupTaken:
     responses: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSampled:
+class GroupSampled(NamedTuple):
     """A group left its pool to be generated again; `status` is the pool's."""
 
     task_name: str

@@ -180,4 +180,4 @@ def group_status(responses: Iterable[Response]) -> Status:
 
 def token_count(responses: Iterable[Response]) -> int:
     """Tokens of all the responses."""
-    return sum(response.tokens for response in responses)
+    return sum([response.tokens for response in responses])
