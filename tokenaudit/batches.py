@@ -30,6 +30,8 @@ from tokenaudit.schema import EventKind
 
 MAX_UNTOLD_ELEMENTS = 2**28
 """List elements of a row group that doesn't tell the length of its responses: one row could hold them all."""
+SMALL_PIECE_ELEMENTS = 2**23
+"""List elements that a thread may hold at once, whatever rows they stand in."""
 MAX_WORKERS = 8
 """Threads that read; more of them would only hold more memory."""
 
@@ -207,7 +209,7 @@ def _batch_rows(piece: _Piece, lists: list[str]) -> int:
         return MAX_BATCH_ROWS
     rows = piece.file.batch_rows
     elements = _most_elements(piece, lists)
-    if elements <= TARGET_BATCH_ELEMENTS:
+    if elements <= SMALL_PIECE_ELEMENTS:
         return rows
     lengths = _told_lengths(piece)
     if lengths is None:

@@ -134,7 +134,9 @@ def check_dictionary(array: pa.Array) -> None:
         ArrowInvalid: there is one.
     """
     if pat.is_dictionary(array.type):
-        indices = integers(array.indices, len(array), fill=0)
+        indices: Any = _ignoring_nulls(array.indices).to_numpy(zero_copy_only=False)
+        if array.null_count:
+            indices = indices[~nulls(array)]
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < max(len(array.dictionary), 1):
             raise pa.ArrowInvalid("an index beyond the dictionary")
 
@@ -177,7 +179,8 @@ def lists(array: pa.Array | None, rows: int) -> Lists:
     if array is None or array.type == pa.null():
         nothing = np.zeros(0, dtype=np.int64)
         return Lists(nothing, np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_), nothing)
-    lengths = integers(array.value_lengths(), rows, fill=0)
+    is_null = nulls(array)
+    lengths = _list_lengths(array, is_null, 0)
     values = array.flatten()
     null_element_rows = np.zeros(0, dtype=np.int64)
     if values.null_count:
@@ -185,7 +188,7 @@ def lists(array: pa.Array | None, rows: int) -> Lists:
         positions = np.flatnonzero(nulls(values))
         null_element_rows = np.unique(np.searchsorted(ends, positions, side="right"))
         values = _without_nulls(values)
-    return Lists(values.to_numpy(zero_copy_only=False), lengths, nulls(array), null_element_rows)
+    return Lists(values.to_numpy(zero_copy_only=False), lengths, is_null, null_element_rows)
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:
@@ -198,4 +201,10 @@ def list_lengths(array: pa.Array | None, rows: int) -> Int64s:
     """Lengths of a list column as int64 of shape [rows]; -1 for a null list."""
     if array is None or array.type == pa.null():
         return np.full(rows, -1, dtype=np.int64)
-    return integers(array.value_lengths(), rows, fill=-1)
+    return _list_lengths(array, nulls(array), -1)
+
+
+def _list_lengths(array: pa.Array, is_null: Bools, fill: int) -> Int64s:
+    """Lengths of lists, `fill` where a list is null: what its offsets say then means nothing."""
+    listed: Any = array
+    return np.where(is_null, fill, np.diff(listed.offsets.to_numpy()).astype(np.int64))

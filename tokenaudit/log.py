@@ -30,7 +30,7 @@ from tokenaudit.schema import (
     ColumnType,
 )
 
-TARGET_BATCH_ELEMENTS = 1_000_000
+TARGET_BATCH_ELEMENTS = 1_500_000
 """Elements of list columns that a batch should hold; bounds memory whatever the size of file or row group.
 
 Larger batches leave the processor's caches and take fresh memory from the system, which halves the speed.

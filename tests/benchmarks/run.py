@@ -34,7 +34,7 @@ from tokenaudit.session import replay_digest
 from tokenaudit.settings import load_settings
 
 ROUNDS = 5
-COLUMNS = ["response_model_steps", "response_mask"]
+TOKEN_COLUMNS = ["response_model_steps", "response_mask"]
 PLAIN_TOKENS = 400_000
 MASK_TOKENS = 20_000_000
 
@@ -71,7 +71,10 @@ def _cpuinfo() -> list[str]:
 
 
 def digest(folder: Path) -> None:
-    """Tokens per second from Parquet, end to end, against the bare decode and other tools."""
+    """Tokens per second from Parquet, end to end, against the bare decode and other tools.
+
+    The decodes read what the digest reads; the other tools read the token columns alone.
+    """
     path = _log(folder, LogShape(responses=44_000), "100m.parquet")
     tokens = _tokens(path)
     contenders: dict[str, Contender] = {
@@ -219,16 +222,19 @@ def _decode(path: Path) -> int:
 
     def decode(row_group: int) -> int:
         with pq.ParquetFile(path, metadata=file.metadata, pre_buffer=False) as parquet:
-            batches = parquet.iter_batches(file.batch_rows, row_groups=[row_group], columns=COLUMNS, use_threads=False)
-            return sum(len(batch.column(0).flatten()) for batch in batches)
+            batches = parquet.iter_batches(
+                file.batch_rows, row_groups=[row_group], columns=list(file.columns), use_threads=False
+            )
+            return sum(len(batch[TOKEN_COLUMNS[0]].flatten()) for batch in batches)
 
     with ThreadPoolExecutor(worker_count()) as pool:
         return sum(pool.map(decode, range(file.metadata.num_row_groups)))
 
 
 def _decode_simply(path: Path) -> int:
+    columns = list(open_log([path]).files[0].columns)
     with pq.ParquetFile(path) as parquet:
-        return sum(len(batch.column(0).flatten()) for batch in parquet.iter_batches(columns=COLUMNS))
+        return sum(len(batch[TOKEN_COLUMNS[0]].flatten()) for batch in parquet.iter_batches(columns=columns))
 
 
 def _polars(path: Path) -> int:
@@ -257,7 +263,7 @@ def _duckdb(path: Path) -> int:
 def _plain_runs(path: Path) -> int:
     """Version runs of every response, as one would write them down."""
     count = 0
-    for row in pq.read_table(path, columns=COLUMNS).to_pylist():
+    for row in pq.read_table(path, columns=TOKEN_COLUMNS).to_pylist():
         versions = row["response_model_steps"] or []
         mask = row["response_mask"] or [1] * len(versions)
         runs: list[list[int]] = []
