@@ -84,11 +84,11 @@ def audit_log(
     )
     is_told = any(origin != DEFAULT for origin in settings.origins.values())
     files, table, digest, why_unreadable = _read(files, on_progress)
-    case = _case(paths, files, table, digest, settings.config if is_told else None, why_unreadable)
-    evidence = _evidence(case, epsilon)
     has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
     source = settings.source if has_base else OVERRIDE
-    return _report(case, rules, source if is_told else None, evidence)
+    with no_collections():
+        case = _case(paths, files, table, digest, settings.config if is_told else None, why_unreadable)
+        return _report(case, rules, source if is_told else None, _evidence(case, epsilon))
 
 
 def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, LogTable, Digest | None, str]:
@@ -148,8 +148,7 @@ def _case(
     why = why_unreadable or ("" if config else "no config is known")
     if digest is not None and puts is not None and config is not None:
         try:
-            with no_collections():
-                life = follow(digest, config, puts)
+            life = follow(digest, config, puts)
         except TokenauditError as error:
             why = error.problems[0].what
     takes = recorded_takes(table)
