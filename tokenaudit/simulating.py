@@ -17,7 +17,7 @@ from tokenaudit.reading import read_digest
 from tokenaudit.replay import last_step
 from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
 from tokenaudit.run_events import RunEvent, StepClosed
-from tokenaudit.session import Progress, config_source, observed, stage
+from tokenaudit.session import Progress, config_source, no_collections, observed, stage
 from tokenaudit.settings import Settings, load_settings
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.run import simulate
@@ -183,12 +183,13 @@ def simulate_loaded(
     events = simulate(workload, run_config, max_concurrency)
     run = _Run(events, stage(on_progress, "simulating", run_config.timeline.steps or 0))
     tasks = task_order(run_config, list(workload.tasks))
-    if event_log is None:
-        counted = run.counted(None)
-        ledger = count(counted if observe is None else observed(counted, observe), tasks)
-    else:
-        with EventLogWriter(event_log, workload, run_config) as writer:
-            ledger = count(run.counted(writer), tasks)
+    with no_collections():
+        if event_log is None:
+            counted = run.counted(None)
+            ledger = count(counted if observe is None else observed(counted, observe), tasks)
+        else:
+            with EventLogWriter(event_log, workload, run_config) as writer:
+                ledger = count(run.counted(writer), tasks)
     return build_result(
         ledger,
         kind=KIND_SIMULATE,
