@@ -100,7 +100,9 @@ class DigestCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 pq.write_table(_encoded(digest), file, compression="zstd", use_dictionary=False)
-        except (OSError, UsageError) as error:
+        except OSError as error:
+            self._on_note(f"note: the digest isn't kept in {self._folder}: {error.strerror or error}")
+        except UsageError as error:
             self._on_note(f"note: the digest isn't kept in {self._folder}: {error}")
 
 

@@ -12,7 +12,7 @@ from tokenaudit.masks.numpy_backend import NumpyBackend
 DEVICES = "auto|cpu|cuda|cuda:N|mps"
 """The devices that can be asked for."""
 
-_INSTALL = "pip install 'tokenaudit[torch]', or use --device cpu, which needs no torch"
+_INSTALL = "pip install torch into the same environment, or use --device cpu, which needs no torch"
 
 
 def choose_backend(device: str) -> Backend:
