@@ -225,6 +225,7 @@ def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9
     for module in (tokenaudit.log, tokenaudit.batches):
         patch.setattr(module, "MAX_BATCH_ROWS", rows)
         patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
+    patch.setattr(tokenaudit.batches, "SMALL_PIECE_ELEMENTS", elements)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -142,6 +142,7 @@ def test_long_responses_that_stand_together_are_cut_into_smaller_batches(
     pq.write_table(table(lengths), tmp_path / "log.parquet")
     monkeypatch.setattr(log_module, "TARGET_BATCH_ELEMENTS", 10_000)
     monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 10_000)
+    monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 10_000)
     sizes = [
         len(batch.columns["response_mask"].flatten())
         for batch in read_batches(open_log([tmp_path / "log.parquet"]), ["response_mask"])
@@ -153,6 +154,7 @@ def test_long_responses_that_stand_together_are_cut_into_smaller_batches(
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 100)
+    monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 100)
     monkeypatch.setattr(batches, "MAX_ROW_ELEMENTS", 1000)
     monkeypatch.setattr(batches, "MAX_UNTOLD_ELEMENTS", 3000)
 

@@ -16,7 +16,8 @@ from tokenaudit.digest import Digest
 from tokenaudit.ledger import Ledger, count
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
-from tokenaudit.replay import TimelineKind, replay, run_tasks
+from tokenaudit.replay import replay, run_tasks
+from tokenaudit.timeline import TimelineKind
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ("buffer_000", "colocated_003", "disagg_007")

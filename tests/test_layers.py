@@ -17,6 +17,7 @@ LAYERS = (
     "tokenaudit.errors",
     "tokenaudit.files",
     "tokenaudit.schema",
+    "tokenaudit.timeline",
     "tokenaudit.prompt_order",
     "tokenaudit.metrics",
     "tokenaudit.lifecycle.staleness",

@@ -14,7 +14,8 @@ from tokenaudit.ledger import Ledger, combined, count, nearest_rank
 from tokenaudit.lifecycle.events import GroupPut
 from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.replay import replay, run_tasks
-from tokenaudit.run_events import RunEnded, TimelineKind
+from tokenaudit.run_events import RunEnded
+from tokenaudit.timeline import TimelineKind
 
 
 def run(rows: list[dict], timeline: TimelineKind | None = None, **config: object) -> Ledger:

@@ -17,7 +17,8 @@ from tokenaudit.digest import Digest
 from tokenaudit.ledger import Account, Ledger, combined, count
 from tokenaudit.log import open_log
 from tokenaudit.reading import read_digest
-from tokenaudit.replay import TimelineKind, replay, run_tasks
+from tokenaudit.replay import replay, run_tasks
+from tokenaudit.timeline import TimelineKind
 
 GOLDEN = Path(__file__).parent / "golden"
 SAMPLE = Path(__file__).parent.parent / "sample_data" / "rollouts.parquet"

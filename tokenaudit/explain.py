@@ -25,8 +25,9 @@ from tokenaudit.lifecycle.events import (
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Response, Status, VersionRun, token_count
 from tokenaudit.replay import replay, timeline_of
-from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed, TimelineKind
+from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 from tokenaudit.schema import EventKind
+from tokenaudit.timeline import TimelineKind
 
 
 class MomentKind(StrEnum):

@@ -15,9 +15,9 @@ from tokenaudit.digest import KIND_CODE, PRIOR_ASSUMED, Digest
 from tokenaudit.ledger import Ledger
 from tokenaudit.log import Log
 from tokenaudit.result import Coverage, Notice, Result, intervals_text
-from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import EventKind
 from tokenaudit.settings import OVERRIDE
+from tokenaudit.timeline import TimelineKind
 
 _SIMULATED_ONLY = ("timeline.steps", "timeline.train_batch_size")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tokenaudit.columns import Int64s
@@ -60,33 +62,21 @@ class RecordedResponses:
             _or_none(self._newest_trainable[first:last]),
             strict=True,
         )
-        rows = zip(
-            columns.rollout_id[first:last].tolist(),
-            columns.status[first:last].tolist(),
-            bounds[:-1],
-            bounds[1:],
-            np.maximum(columns.prior_len[first:last], 0).tolist(),
-            columns.segment[first:last].tolist(),
-            columns.agentic[first:last].tolist(),
-            columns.reward[first:last].tolist(),
-            range(first, last),
-            measures,
-            strict=True,
-        )
-        return [
-            Response(
-                rollout_id,
-                STATUSES[status],
-                runs[low:high],
-                prior_len,
-                segment,
-                agentic,
-                None if reward != reward else reward,
-                row,
-                measured,
+        rewards = columns.reward[first:last].tolist()
+        return list(
+            map(
+                Response,
+                columns.rollout_id[first:last].tolist(),
+                map(STATUSES.__getitem__, columns.status[first:last].tolist()),
+                [runs[low:high] for low, high in pairwise(bounds)],
+                np.maximum(columns.prior_len[first:last], 0).tolist(),
+                columns.segment[first:last].tolist(),
+                columns.agentic[first:last].tolist(),
+                [None if reward != reward else reward for reward in rewards],
+                range(first, last),
+                measures,
             )
-            for rollout_id, status, low, high, prior_len, segment, agentic, reward, row, measured in rows
-        ]
+        )
 
 
 def _measures(digest: Digest, model_step: Int32s) -> tuple[Int64s, Int64s, Int64s]:

@@ -18,8 +18,9 @@ from tokenaudit.errors import ConfigError, Problem, UsageError
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.lifecycle.types import Group, Response, Status, token_count
 from tokenaudit.recorded import RecordedPuts
-from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed, TimelineKind
+from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 from tokenaudit.schema import EventKind
+from tokenaudit.timeline import TimelineKind
 
 MAX_TASK_ROWS = 2_000_000
 """Rows of single tasks that a run may have; each holds every metric."""

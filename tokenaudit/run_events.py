@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 from tokenaudit.lifecycle.events import LifecycleEvent
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.metrics import Metric
-
-
-class TimelineKind(StrEnum):
-    """Where refreshes and takes come from."""
-
-    RECORDED = "recorded"
-    """The log's own events, in order."""
-    SIMULATED = "simulated"
-    """For every step: refresh, the puts of that step, take."""
 
 
 class PutSkipped(NamedTuple):

@@ -22,8 +22,9 @@ from tokenaudit.precision import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
-from tokenaudit.run_events import RunEvent, TimelineKind
+from tokenaudit.run_events import RunEvent
 from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
+from tokenaudit.timeline import TimelineKind
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""

@@ -13,8 +13,8 @@ from tokenaudit.log import Log
 from tokenaudit.notices import override_notices
 from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.result import Notice
-from tokenaudit.run_events import TimelineKind
 from tokenaudit.settings import Settings
+from tokenaudit.timeline import TimelineKind
 from tokenaudit.workload import TaskWorkload, Workload
 
 _GAPS = 10

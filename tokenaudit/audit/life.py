@@ -17,8 +17,9 @@ from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejec
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.run_events import RunEvent, StepClosed, TimelineKind
+from tokenaudit.run_events import RunEvent, StepClosed
 from tokenaudit.schema import EventKind
+from tokenaudit.timeline import TimelineKind
 
 Key = tuple[str, int]
 """(task name, group id)"""

@@ -29,10 +29,10 @@ from tokenaudit.errors import LogError, TokenauditError
 from tokenaudit.log import Log, LogBatch
 from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
-from tokenaudit.run_events import TimelineKind
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.session import Progress, no_collections
 from tokenaudit.settings import DEFAULT, OVERRIDE, load_settings
+from tokenaudit.timeline import TimelineKind
 
 CHECKS: dict[str, Check] = (
     structure.CHECKS | versions.CHECKS | masks.CHECKS | groups.CHECKS | lifecycle.CHECKS | losses.CHECKS | totals.CHECKS

@@ -16,11 +16,11 @@ from tokenaudit.files import read_bounded
 from tokenaudit.log import Log, open_log
 from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.result import Result
-from tokenaudit.run_events import TimelineKind
 from tokenaudit.session import digest_for, load_result, replay_digest
 from tokenaudit.settings import Settings, load_settings
 from tokenaudit.simulating import LoadedWorkload, load_workload, simulate_loaded
 from tokenaudit.tape import EventTape
+from tokenaudit.timeline import TimelineKind
 
 Loaded = TypeVar("Loaded")
 

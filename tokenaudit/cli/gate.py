@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tokenaudit.cache import DigestCache
     from tokenaudit.prompt_order import PromptOrder
     from tokenaudit.result import Result
-    from tokenaudit.run_events import TimelineKind
     from tokenaudit.settings import Settings
+    from tokenaudit.timeline import TimelineKind
     from tokenaudit.verdicts import GateReport, LocatedRule
 
 

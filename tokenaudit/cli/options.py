@@ -12,7 +12,7 @@ import typer
 from tokenaudit.cli import streams
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.prompt_order import PromptOrder
-from tokenaudit.run_events import TimelineKind
+from tokenaudit.timeline import TimelineKind
 
 if TYPE_CHECKING:
     from tokenaudit.cache import DigestCache

@@ -25,7 +25,8 @@ from tokenaudit.lifecycle.events import (
 from tokenaudit.lifecycle.types import Response
 from tokenaudit.masks.batch import Int32s, oldest_fresh_version
 from tokenaudit.replay import replay, run_tasks
-from tokenaudit.run_events import RunEvent, StepClosed, TimelineKind
+from tokenaudit.run_events import RunEvent, StepClosed
+from tokenaudit.timeline import TimelineKind
 
 Held = dict[tuple[str, int], tuple[Response, ...]]
 """The members of every held group, by task and group id."""

@@ -12,9 +12,9 @@ from tokenaudit.files import replacing
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
-from tokenaudit.run_events import TimelineKind
 from tokenaudit.session import Progress, load_log, no_collections, stage
 from tokenaudit.settings import Settings
+from tokenaudit.timeline import TimelineKind
 
 
 @dataclass(frozen=True, slots=True)
