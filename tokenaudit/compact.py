@@ -17,6 +17,7 @@ from tokenaudit.digest import PRIOR_ASSUMED, PRIOR_UNKNOWN, Digest
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.given_runs import GivenRuns, given_runs
 from tokenaudit.log import Log, LogBatch
+from tokenaudit.log_writer import RUN_TYPE, run_structs
 from tokenaudit.mask_runs import split_at_masks
 from tokenaudit.runs import MISSING_VERSION, Runs, is_prefix
 from tokenaudit.schema import (
@@ -25,7 +26,6 @@ from tokenaudit.schema import (
     META_LIMITS,
     META_SCHEMA_VERSION,
     META_SOURCE,
-    RUN_FIELDS,
     SCHEMA_VERSION,
     TOKEN_COLUMNS,
     VERSION_RUNS,
@@ -43,7 +43,6 @@ _TYPES = {
     ColumnType.FLAG: pa.bool_(),
     ColumnType.REAL: pa.float64(),
 }
-_RUN_TYPE = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def write_compact(
     prior_len = _prior_lengths(digest)
     names = [name for name in log.columns if name not in TOKEN_COLUMNS and name not in _REWRITTEN]
     fields = {name: _TYPES[COLUMN_BY_NAME[name].type] for name in names}
-    fields |= {"response_len": pa.int32(), "prior_len": pa.int32(), VERSION_RUNS: pa.list_(_RUN_TYPE)}
+    fields |= {"response_len": pa.int32(), "prior_len": pa.int32(), VERSION_RUNS: pa.list_(RUN_TYPE)}
     schema = pa.schema(list(fields.items()), metadata=_metadata(log))
     read = [*names, *(name for name in (_MASK, VERSION_RUNS) if name in log.columns)]
     first_row = waiting_rows = runs = 0
@@ -182,18 +181,12 @@ def _woven(given: GivenRuns, split: Runs) -> Runs:
 
 def _run_lists(runs: Runs, rows: Int64s, is_absent: Bools) -> pa.Array:
     """The runs of the responses in some rows as a list column; the other rows are null."""
-    structs = pa.StructArray.from_arrays(
-        [
-            pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION),
-            pa.array(runs.tokens),
-            pa.array(runs.trainable),
-        ],
-        fields=list(_RUN_TYPE),
-    )
     counts = np.zeros(len(is_absent), dtype=np.int64)
     counts[rows] = runs.counts
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), structs, type=pa.list_(_RUN_TYPE), mask=pa.array(is_absent))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), run_structs(runs), type=pa.list_(RUN_TYPE), mask=pa.array(is_absent)
+    )
 
 
 def _prior_lengths(digest: Digest) -> tuple[Int64s, Bools]:

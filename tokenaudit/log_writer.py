@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.columns import Lists
 from tokenaudit.mask_runs import split_at_masks
-from tokenaudit.runs import MISSING_VERSION, version_runs
+from tokenaudit.runs import MISSING_VERSION, Runs, version_runs
 from tokenaudit.schema import (
     COLUMNS,
     META_CONFIG,
@@ -32,7 +32,8 @@ from tokenaudit.semantic_masks import masks_of
 Row = dict[str, Any]
 """Values by column; what is absent is null. Lists are one-dimensional numpy arrays."""
 
-_RUN = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
+RUN_TYPE = pa.struct([(name, pa.int32()) for name in RUN_FIELDS])
+"""Type of a version run in a log."""
 _TYPES: dict[str, pa.DataType] = {
     "event": pa.string(),
     "event_id": pa.int64(),
@@ -50,7 +51,7 @@ _TYPES: dict[str, pa.DataType] = {
     "reward": pa.float64(),
     "finish_reason": pa.string(),
     "version_precision": pa.string(),
-    VERSION_RUNS: pa.list_(_RUN),
+    VERSION_RUNS: pa.list_(RUN_TYPE),
     "generate_time_us": pa.int64(),
     "time_us": pa.int64(),
 }
@@ -139,13 +140,17 @@ def runs_column(rows: Sequence[Row]) -> pa.Array:
         mask_counts,
     )
     runs = split_at_masks(whole, masks_of(Lists(mask, mask_counts, mask_counts == 0, np.zeros(0, dtype=np.int64))))
-    model_step = pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION)
-    structs = pa.StructArray.from_arrays(
-        [model_step, pa.array(runs.tokens), pa.array(runs.trainable)], fields=list(_RUN)
-    )
     counts = iter(runs.counts.tolist())
     sizes = [None if row.get("response_len") is None else range(next(counts)) for row in rows]
-    return pa.ListArray.from_arrays(_offsets(sizes), structs, type=pa.list_(_RUN))
+    return pa.ListArray.from_arrays(_offsets(sizes), run_structs(runs), type=pa.list_(RUN_TYPE))
+
+
+def run_structs(runs: Runs) -> pa.Array:
+    """Version runs of all responses, one after the other; one without a version has a null `model_step`."""
+    model_step = pa.array(runs.model_step, mask=runs.model_step == MISSING_VERSION)
+    return pa.StructArray.from_arrays(
+        [model_step, pa.array(runs.tokens), pa.array(runs.trainable)], fields=list(RUN_TYPE)
+    )
 
 
 def seal(table: pa.Table, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
@@ -157,25 +159,29 @@ def _logprob_length(case: Case, rule: Rule, findings: Findings) -> None:
         add_checked(rule, findings, int(told.sum()))
 
 
-def _logprob_placeholder(case: Case, rule: Rule, findings: Findings) -> None:
+def _checked_logprobs(case: Case, rule: Rule, findings: Findings) -> Iterator[str]:
+    """Names of the columns of log-probabilities that the log has; the puts that fill them count as checked."""
     table = case.table
     for name in ("logprobs", "train_logprobs"):
-        if f"{name}_len" not in table:
-            continue
+        if f"{name}_len" in table:
+            add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
+            yield name
+
+
+def _logprob_placeholder(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    for name in _checked_logprobs(case, rule, findings):
         zeros = table[f"{name}_zeros"]
 
         def message(row: int, name: str = name, zeros: np.ndarray = zeros) -> str:
             return f"{zeros[row]} trainable tokens in runs of 3 or more have {name} of exactly 0.0"
 
         add_rows(case, rule, findings, table.is_put & (zeros > 0), message)
-        add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
 
 
 def _logprob_not_finite(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
-    for name in ("logprobs", "train_logprobs"):
-        if f"{name}_len" not in table:
-            continue
+    for name in _checked_logprobs(case, rule, findings):
         kinds = {what: table[f"{name}_{what}"] for what in ("null", "nan", "inf", "sentinel")}
         odd = np.sum(list(kinds.values()), axis=0)
         trained = table[f"{name}_odd_trained"]
@@ -187,21 +193,17 @@ def _logprob_not_finite(case: Case, rule: Rule, findings: Findings) -> None:
         add_rows(case, rule, findings, table.is_put & (trained > 0), message)
         only_masked = table.is_put & (odd > 0) & (trained == 0)
         add_rows(case, rule, findings, only_masked, message, severity=Severity.INFO)
-        add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
 
 
 def _logprob_positive(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
-    for name in ("logprobs", "train_logprobs"):
-        if f"{name}_len" not in table:
-            continue
+    for name in _checked_logprobs(case, rule, findings):
         positive = table[f"{name}_positive"]
 
         def message(row: int, name: str = name, positive: np.ndarray = positive) -> str:
             return f"{plural(int(positive[row]), 'token')} with {name} above 0"
 
         add_rows(case, rule, findings, table.is_put & (positive > 0), message)
-        add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
 
 
 def _side_length(case: Case, rule: Rule, findings: Findings) -> None:
