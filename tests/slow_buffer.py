@@ -19,8 +19,9 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
+from tokenaudit.lifecycle.members import Group, GroupMembers, MadeMembers
 from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
-from tokenaudit.lifecycle.types import Group, Response, Status
+from tokenaudit.lifecycle.types import Response, Status
 
 
 @dataclass(eq=False)
@@ -62,7 +63,7 @@ def has_fresh_token(response: Response, policy: ExpiryPolicy, train_step: int) -
     )
 
 
-def status_of_group(responses: tuple[Response, ...]) -> Status:
+def status_of_group(responses: GroupMembers) -> Status:
     statuses = [response.status for response in responses]
     if all(status is Status.COMPLETED for status in statuses):
         return Status.COMPLETED
@@ -125,7 +126,9 @@ class SlowBuffer:
         waits_as_expired = where is Where.REFRESH and record.status is Status.EXPIRED
         record.status = Status.EXPIRED
         if policy.tail_batch_trigger_size >= 0:
-            group.responses = tuple(response if reason is None else reset(response) for response, reason in members)
+            group.responses = MadeMembers(
+                tuple(response if reason is None else reset(response) for response, reason in members)
+            )
         if waits_as_expired:
             newly = tuple(
                 response for response, reason in members if reason in (ExpiryReason.SEQUENCE, ExpiryReason.TOKEN)
@@ -170,9 +173,9 @@ class SlowBuffer:
         record = self.find(task_name, group_id)
         return None if record is None else record.status
 
-    def responses_of(self, task_name: str, group_id: int) -> tuple[Response, ...]:
+    def responses_of(self, task_name: str, group_id: int) -> GroupMembers | None:
         record = self.find(task_name, group_id)
-        return () if record is None else record.group.responses
+        return None if record is None else record.group.responses
 
     def count(self, task_name: str, status: Status) -> int:
         return len(self.order(task_name, status))

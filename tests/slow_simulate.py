@@ -13,7 +13,8 @@ from typing import Any
 from tokenaudit.config import Config, task_order, task_sizes
 from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupSampled
-from tokenaudit.lifecycle.types import Group, Response, Status
+from tokenaudit.lifecycle.members import Group, MadeMembers
+from tokenaudit.lifecycle.types import Response, Status
 
 Row = dict[str, Any]
 
@@ -158,7 +159,7 @@ class SlowSimulation:
         )
         name = flight.task.name
         self.entries.append((self.now, "put", self.consumer_step, self.model_step, name, flight.group_id, members))
-        self.buffer.put(Group(name, flight.group_id, tuple(responses)), self.consumer_step)
+        self.buffer.put(Group(name, flight.group_id, MadeMembers(tuple(responses))), self.consumer_step)
 
     def abort(self) -> None:
         for task in self.tasks:

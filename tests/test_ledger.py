@@ -12,6 +12,7 @@ from tokenaudit.config import parse_config
 from tokenaudit.errors import LedgerError, UsageError
 from tokenaudit.ledger import Ledger, combined, count, nearest_rank
 from tokenaudit.lifecycle.events import GroupPut
+from tokenaudit.lifecycle.members import MadeMembers
 from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.replay import replay, run_tasks
 from tokenaudit.run_events import RunEnded
@@ -196,7 +197,10 @@ def test_a_recorded_timeline_needs_more_than_puts():
 
 def test_a_ledger_that_does_not_close_is_an_internal_error():
     response = Response(1, Status.COMPLETED, ((0, 5, 5),))
-    lost = [GroupPut("default", 1, 1, Status.COMPLETED, (response,)), RunEnded({"default": 4}, {"default": 0})]
+    lost = [
+        GroupPut("default", 1, 1, Status.COMPLETED, MadeMembers((response,))),
+        RunEnded({"default": 4}, {"default": 0}),
+    ]
     with pytest.raises(LedgerError, match="5 tokens came in and 4 are accounted for"):
         count(lost, ["default"])
     with pytest.raises(LedgerError, match="never ended"):

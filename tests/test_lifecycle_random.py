@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from slow_buffer import SlowBuffer
 
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
+from tokenaudit.lifecycle.members import Group, MadeMembers
 from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
-from tokenaudit.lifecycle.types import Group, Response, Status
+from tokenaudit.lifecycle.types import Response, Status
 
 TASKS = ("math", "code")
 GROUP_IDS = range(6)
@@ -36,7 +37,7 @@ class Put:
             Response(10 * self.group_id + number, status, own_runs, agentic=agentic, reward=0.5)
             for number, (status, own_runs, agentic) in enumerate(self.members)
         )
-        return Group(self.task, self.group_id, responses)
+        return Group(self.task, self.group_id, MadeMembers(responses))
 
 
 @dataclass(frozen=True)

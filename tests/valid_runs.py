@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenaudit.config import Config, parse_config
 from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupTaken
-from tokenaudit.lifecycle.types import Group, Response, Status
+from tokenaudit.lifecycle.members import Group, MadeMembers
+from tokenaudit.lifecycle.types import Response, Status
 
 TASK = "default"
 
@@ -84,7 +85,7 @@ class Run:
                 )
             )  # fmt: skip
         self.write(*rows)
-        self.buffer.put(Group(TASK, group_id, tuple(responses)), train_step)
+        self.buffer.put(Group(TASK, group_id, MadeMembers(tuple(responses))), train_step)
 
     def take_rows(self, event: GroupTaken, size: int) -> list[Row]:
         limit = event.token_stale_threshold

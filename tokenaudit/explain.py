@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -304,7 +304,7 @@ class _Teller:
         held = self._holding.held.get(self._key)
         self._add(kind, train_step, held.responses if held else (), detail=detail)
 
-    def _add(self, kind: MomentKind, train_step: int | None, responses: tuple[Response, ...], detail: str) -> None:
+    def _add(self, kind: MomentKind, train_step: int | None, responses: Iterable[Response], detail: str) -> None:
         expires_at = None
         if kind in (MomentKind.PUT, MomentKind.WAITED):
             self._aged_at = train_step

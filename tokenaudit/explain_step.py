@@ -99,16 +99,10 @@ def step_story(digest: Digest, config: Config, train_step: int) -> StepStory:
 
 
 def _taken(event: GroupTaken) -> TakenGroup:
-    limit = event.token_stale_threshold
-    ages = [staleness(member.oldest, event.train_step) for member in event.responses if member.oldest is not None]
-    trainable = stale = 0
-    for member in event.responses:
-        for version, _, run_trainable in member.runs:
-            trainable += run_trainable
-            if limit is not None and staleness(version, event.train_step) >= limit:
-                stale += run_trainable
-    tokens = token_count(event.responses)
-    return TakenGroup(event.task_name, event.group_id, max(ages, default=0), tokens, trainable - stale, stale)
+    measures, stale = event.responses.measures, event.stale_tokens()
+    age = 0 if measures.oldest is None else staleness(measures.oldest, event.train_step)
+    trained = measures.trainable_tokens - stale
+    return TakenGroup(event.task_name, event.group_id, age, measures.tokens, trained, stale)
 
 
 def _waiting(holding: Holding) -> tuple[WaitingGroup, ...]:

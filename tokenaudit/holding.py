@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tokenaudit.config import Config
@@ -27,7 +27,7 @@ class HeldGroup(NamedTuple):
     """A group in the buffer: its pool and its members."""
 
     status: Status
-    responses: tuple[Response, ...]
+    responses: Sequence[Response]
 
 
 class Holding:

@@ -19,7 +19,7 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.types import Status, token_count
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.metrics import Metric, Total
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 
@@ -31,6 +31,16 @@ _LEFTOVERS = {
     Status.ABORTED: m.LEFTOVER_ABORTED,
     Status.EXPIRED: m.LEFTOVER_EXPIRED,
 }
+
+
+# Python 3.11 looks an enum's member up ten times as slowly as a global name, and these are asked for all the time.
+_FAILED = Status.FAILED
+_FILTERED = Status.FILTERED
+_SEQUENCE = ExpiryReason.SEQUENCE
+_TOKEN = ExpiryReason.TOKEN
+_RESET = Fate.RESET
+_PUT = Where.PUT
+_MAX = Total.MAX
 
 
 @dataclass(slots=True)
@@ -55,7 +65,7 @@ class Account:
     def include(self, other: Account) -> None:
         """Add another account: of the same row and another task, or of a later row."""
         for metric, value in other.counts.items():
-            if metric.total is Total.MAX:
+            if metric.total is _MAX:
                 self.counts[metric] = max(value, self.counts.get(metric, value))
             else:
                 self.counts[metric] = self.counts.get(metric, 0) + value
@@ -73,7 +83,7 @@ class Account:
             return math.fsum(self.rewards)
         if metric is m.RAW_REWARDS_COUNT:
             return len(self.rewards)
-        return self.counts.get(metric, None if metric.total is Total.MAX else 0)
+        return self.counts.get(metric, None if metric.total is _MAX else 0)
 
 
 def nearest_rank(counts: dict[int, int], percent: int) -> int | None:
@@ -206,7 +216,7 @@ class _Counter:
         elif isinstance(event, GroupRejected):
             _count_rejected(account, event)
         elif isinstance(event, MembersExpired):
-            account.add(m.RESET_TOKENS, token_count(event.expired))
+            account.add(m.RESET_TOKENS, event.expired.tokens)
         elif isinstance(event, PutReconciled):
             account.add(m.CARRIED_IN_TOKENS, event.carried_in_tokens)
             account.add(m.RESTARTED_TOKENS, event.restarted_tokens)
@@ -253,69 +263,59 @@ class _Counter:
 
 
 def _count_put(account: Account, event: GroupPut) -> None:
-    produced = 0
-    is_whole = True
-    for response in event.responses:
-        produced += response.tokens - response.prior_len
-        is_whole = is_whole and response.status is Status.COMPLETED
+    measures = event.responses.measures
     account.add(m.PUT_GROUPS, 1)
-    account.add(m.PRODUCED_SAMPLES, len(event.responses))
-    account.add(m.PRODUCED_TOKENS, produced)
-    if is_whole or event.status is Status.FILTERED:
-        account.rewards.extend([r.reward for r in event.responses if r.reward is not None])
+    account.add(m.PRODUCED_SAMPLES, measures.samples)
+    account.add(m.PRODUCED_TOKENS, measures.new_tokens)
+    if measures.is_completed or event.status is _FILTERED:
+        account.rewards.extend(event.responses.rewards())
 
 
 def _count_rejected(account: Account, event: GroupRejected) -> None:
-    if event.status is Status.FAILED:
-        account.add(m.FAILED_SAMPLES, len(event.responses))
-        account.add(m.FAILED_TOKENS, token_count(event.responses))
+    measures = event.responses.measures
+    if event.status is _FAILED:
+        account.add(m.FAILED_SAMPLES, measures.samples)
+        account.add(m.FAILED_TOKENS, measures.tokens)
     else:
-        account.add(m.FILTERED_SAMPLES, len(event.responses))
-        account.add(m.FILTERED_TOKENS, token_count(event.responses))
+        account.add(m.FILTERED_SAMPLES, measures.samples)
+        account.add(m.FILTERED_TOKENS, measures.tokens)
 
 
 def _count_expired(account: Account, event: GroupExpired) -> None:
     account.add(m.EXPIRED_GROUPS, 1)
-    account.add(m.EXPIRED_AT_PUT if event.where is Where.PUT else m.EXPIRED_AT_REFRESH, 1)
-    if event.reason is ExpiryReason.SEQUENCE:
+    account.add(m.EXPIRED_AT_PUT if event.where is _PUT else m.EXPIRED_AT_REFRESH, 1)
+    if event.reason is _SEQUENCE:
         account.add(m.EXPIRED_BY_SEQUENCE, 1)
-    elif event.reason is ExpiryReason.TOKEN:
+    elif event.reason is _TOKEN:
         account.add(m.EXPIRED_BY_TOKEN, 1)
-    expired_tokens = token_count(event.expired)
-    if event.fate is Fate.RESET:
+    expired_tokens = event.expired.tokens
+    if event.fate is _RESET:
         account.add(m.RESET_TOKENS, expired_tokens)
     else:
         account.add(m.DISCARDED_GROUPS, 1)
         account.add(m.DISCARDED_STALE_TOKENS, expired_tokens)
-        account.add(m.DISCARDED_FRESH_TOKENS, token_count(event.fresh))
+        account.add(m.DISCARDED_FRESH_TOKENS, event.fresh.tokens)
 
 
 def _count_taken(account: Account, event: GroupTaken) -> None:
     threshold = event.token_stale_threshold
     newest_age = event.train_step - 1
     by_staleness = account.trained_by_staleness
-    tokens = trainable = stale = staleness_sum = 0
-    staleness_max: int | None = None
-    for response in event.responses:
-        age = 0 if response.oldest is None else newest_age - response.oldest
-        staleness_sum += age
-        staleness_max = age if staleness_max is None or age > staleness_max else staleness_max
-        tokens += response.tokens
-        trainable += response.trainable_tokens
-        for model_step, _, run_trainable in response.runs:
-            if not run_trainable:
-                continue
-            age = newest_age - model_step
-            if threshold is not None and age >= threshold:
-                stale += run_trainable
-            else:
-                by_staleness[age] = by_staleness.get(age, 0) + run_trainable
+    stale = 0
+    for model_step, trainable in event.responses.trainable_by_version():
+        age = newest_age - model_step
+        if threshold is not None and age >= threshold:
+            stale += trainable
+        else:
+            by_staleness[age] = by_staleness.get(age, 0) + trainable
+    measures = event.responses.measures
     account.add(m.TAKEN_GROUPS, 1)
-    account.add(m.TAKEN_TOKENS, tokens)
-    account.add(m.TRAINED_TOKENS, trainable - stale)
+    account.add(m.TAKEN_TOKENS, measures.tokens)
+    account.add(m.TRAINED_TOKENS, measures.trainable_tokens - stale)
     account.add(m.MASKED_STALE_TOKENS, stale)
-    account.add(m.MASKED_SEMANTIC_TOKENS, tokens - trainable)
-    account.add(m.SEQ_STALENESS_SUM, staleness_sum)
-    if staleness_max is not None:
+    account.add(m.MASKED_SEMANTIC_TOKENS, measures.tokens - measures.trainable_tokens)
+    account.add(m.SEQ_STALENESS_SUM, measures.staleness_sum(event.train_step))
+    if measures.samples:
+        staleness_max = measures.staleness_max(event.train_step)
         known = account.counts.get(m.SEQ_STALENESS_MAX, staleness_max)
         account.counts[m.SEQ_STALENESS_MAX] = max(known, staleness_max)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.digest import PRIOR_UNKNOWN, Digest
+from tokenaudit.columns import Int64s
+from tokenaudit.digest import PRIOR_UNKNOWN, STATUS_CODE, Digest
+from tokenaudit.lifecycle.members import GroupMembers, MadeMembers
 from tokenaudit.lifecycle.staleness import live_version
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
-from tokenaudit.recorded_responses import RecordedResponses
+from tokenaudit.recorded_groups import RecordedGroups
 from tokenaudit.runs import MISSING_VERSION, Int32s, is_prefix
 from tokenaudit.token_ids import SAME, UNKNOWN
+
+_FAILED = STATUS_CODE[Status.FAILED]
 
 Held = Mapping[tuple[int, int], int]
 """Tokens held of each response, by rollout and segment."""
 
 
 class FittedPut(NamedTuple):
-    """The responses of a put and what fitting them to the held tokens cost; see `run_events.PutReconciled`.
+    """The members of a put and what fitting them to the held tokens cost; see `run_events.PutReconciled`.
 
     Attributes:
         restarted_by_log: the part of `restarted_tokens` that belongs to responses that failed.
     """
 
-    responses: tuple[Response, ...]
+    members: GroupMembers
     carried_in_tokens: int
     restarted_tokens: int
     restarted_by_log: int
@@ -51,7 +55,7 @@ class RecordedPuts:
         self._live = self._stamped
         if resync:
             self._live = self._stamped // sync_weights_interval * sync_weights_interval
-        self._responses = RecordedResponses(digest, self._live)
+        self._groups = RecordedGroups(digest, self._live)
         self._first_response: list[int] = digest.events.first_response.tolist()
         self._is_plain, self._prior_tokens = _plain_puts(digest)
 
@@ -59,39 +63,52 @@ class RecordedPuts:
         """A recorded version under this timeline."""
         return live_version(model_step, self._interval) if self._resync else model_step
 
-    def fit(self, event: int, held: Held) -> FittedPut:
-        """The responses of a put, given the tokens held of them.
+    def in_order(self, puts: Int64s) -> Iterator[GroupMembers]:
+        """The members of each of these put events as recorded, given by index."""
+        return self._groups.in_order(puts)
+
+    def fit(self, event: int, recorded: GroupMembers, held: Held) -> FittedPut:
+        """The members of a put, given those recorded and the tokens held of them.
 
         A response of which less is held than the log continued from is regenerated whole, with the version of
         this put.
         """
-        first, last = self._span(event)
-        responses = self._responses.rows(first, last)
         if not held and self._is_plain[event]:
-            return FittedPut(tuple(responses), self._prior_tokens[event], 0, 0, 0)
+            return FittedPut(recorded, self._prior_tokens[event], 0, 0, 0)
+        first, last = self._span(event)
         columns = self._digest.responses
-        rows = zip(columns.prior_len[first:last].tolist(), columns.is_first_put[first:last].tolist(), strict=True)
+        rows = zip(
+            columns.rollout_id[first:last].tolist(),
+            columns.segment[first:last].tolist(),
+            columns.prior_len[first:last].tolist(),
+            columns.is_first_put[first:last].tolist(),
+            columns.status[first:last].tolist(),
+            strict=True,
+        )
+        left = dict(held)
+        fitted: list[Response] = []
         carried_in = restarted = restarted_by_log = regenerated = 0
-        for row, (prior_len, is_first) in enumerate(rows, first):
-            response = responses[row - first]
-            tokens_held = held.get((response.rollout_id, response.segment), 0) if held else 0
-            if prior_len == PRIOR_UNKNOWN:
-                prior_len = self._told_prior_len(row, tokens_held)
-            elif prior_len < 0:
-                prior_len = 0
+        for member, (rollout_id, segment, recorded_prior_len, is_first, status) in enumerate(rows):
+            tokens_held = left.pop((rollout_id, segment), 0)
+            prior_len = max(recorded_prior_len, 0)
+            if recorded_prior_len == PRIOR_UNKNOWN:
+                prior_len = self._told_prior_len(first + member, tokens_held)
             if is_first or tokens_held >= prior_len:
                 # A simulated timeline goes by step: where steps fall in the log, a later put may have come before.
                 lost = tokens_held if is_first else tokens_held - prior_len
                 carried_in += prior_len if is_first else 0
                 restarted += lost
-                restarted_by_log += lost if response.status is Status.FAILED else 0
-                if prior_len != response.prior_len:
-                    responses[row - first] = response.continued(prior_len, response.runs)
+                restarted_by_log += lost if status == _FAILED else 0
+                if prior_len != max(recorded_prior_len, 0):
+                    fitted = fitted or list(recorded)
+                    fitted[member] = fitted[member].continued(prior_len, fitted[member].runs)
             else:
                 restarted += tokens_held
                 regenerated += prior_len
-                responses[row - first] = response.continued(0, self._regenerated(event, response.runs))
-        return FittedPut(tuple(responses), carried_in, restarted, restarted_by_log, regenerated)
+                fitted = fitted or list(recorded)
+                fitted[member] = fitted[member].continued(0, self._regenerated(event, fitted[member].runs))
+        members = MadeMembers(tuple(fitted)) if fitted else recorded
+        return FittedPut(members, carried_in, restarted + sum(left.values()), restarted_by_log, regenerated)
 
     def told_prior_len(self, row: int) -> int:
         """Leading tokens of a response that earlier puts produced, as far as the log alone tells."""

@@ -16,7 +16,8 @@ from tokenaudit.config_model import Config, Mode
 from tokenaudit.digest import KIND_CODE, KINDS, Digest
 from tokenaudit.errors import ConfigError, Problem, UsageError
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
-from tokenaudit.lifecycle.types import Group, Response, Status, token_count
+from tokenaudit.lifecycle.members import Group, GroupMembers
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 from tokenaudit.schema import EventKind
@@ -28,6 +29,16 @@ MAX_STEPS = 1_000_000
 """Steps a simulated timeline may have."""
 
 _PROGRESS_EVERY = 1024
+
+
+# Python 3.11 looks an enum's member up ten times as slowly as a global name, and these are asked for all the time.
+_PUT = EventKind.PUT
+_SAMPLE = EventKind.SAMPLE
+_REFRESH = EventKind.REFRESH
+_SYNC = EventKind.SYNC
+_TAKE = EventKind.TAKE
+_COMPLETED = Status.COMPLETED
+_DISAGGREGATED = Mode.DISAGGREGATED
 
 
 def timeline_of(digest: Digest, asked: TimelineKind | None = None) -> TimelineKind:
@@ -73,7 +84,7 @@ def replay(
     """
     kind = timeline_of(digest, timeline)
     tasks = run_tasks(digest, config)
-    takes = int((digest.events.kind == KIND_CODE[EventKind.TAKE]).sum())
+    takes = int((digest.events.kind == KIND_CODE[_TAKE]).sum())
     rows = takes if kind is TimelineKind.RECORDED else _steps(digest, config)
     if rows * len(tasks) > MAX_TASK_ROWS:
         what = f"{rows} steps of {len(tasks)} tasks make more than {MAX_TASK_ROWS} rows"
@@ -90,7 +101,7 @@ def _ignore(_: int) -> None:
 
 def last_step(digest: Digest) -> int:
     """The last step a log tells of: the largest train_step of a take, else of a put, else 0."""
-    for kind in (EventKind.TAKE, EventKind.PUT):
+    for kind in (_TAKE, _PUT):
         train_steps = digest.events.train_step[digest.events.kind == KIND_CODE[kind]]
         if len(train_steps):
             return int(train_steps.max())
@@ -128,15 +139,16 @@ class _Replay:
         policies = {task: config.expiry_policy(task) for task in tasks}
         self._partial = {task: config.task_policy(task).enable_partial_rollout for task in tasks}
         self._buffer = ReplayBuffer(policies, config.buffer.replay_policy)
-        self._in_flight: dict[tuple[str, int], tuple[Response, ...]] = {}
+        self._in_flight: dict[tuple[str, int], GroupMembers] = {}
         self._taken: set[tuple[str, int]] = set()
 
     def recorded(self, on_progress: Callable[[int], None] | None) -> Iterator[RunEvent]:
         """Follow the log's events."""
         events = self._digest.events
-        disaggregated = self._config.mode is Mode.DISAGGREGATED
+        disaggregated = self._config.mode is _DISAGGREGATED
         model_step = self._initial_version()
         step: _OpenStep | None = None
+        puts = self._puts.in_order(np.flatnonzero(events.kind == KIND_CODE[_PUT]))
         rows = zip(
             events.kind.tolist(),
             events.train_step.tolist(),
@@ -148,9 +160,9 @@ class _Replay:
         )
         for index, (code, train_step, version, task_code, group_id, batch_size) in enumerate(rows):
             kind = KINDS[code]
-            if step is not None and (kind is not EventKind.TAKE or train_step != step.train_step):
+            if step is not None and (kind is not _TAKE or train_step != step.train_step):
                 closed = self._closed(step)
-                if disaggregated and kind is EventKind.REFRESH and train_step == step.train_step + 1:
+                if disaggregated and kind is _REFRESH and train_step == step.train_step + 1:
                     self._on_log_event(index)
                     yield from self._buffer.refresh_staleness(train_step)
                     yield closed
@@ -159,13 +171,13 @@ class _Replay:
                 yield closed
                 step = None
             self._on_log_event(index)
-            if kind is EventKind.PUT:
-                yield from self._put(index, self._digest.tasks[task_code], group_id, train_step)
-            elif kind is EventKind.SAMPLE:
+            if kind is _PUT:
+                yield from self._put(index, next(puts), self._digest.tasks[task_code], group_id, train_step)
+            elif kind is _SAMPLE:
                 yield from self._sample(self._digest.tasks[task_code], group_id)
-            elif kind is EventKind.REFRESH:
+            elif kind is _REFRESH:
                 yield from self._buffer.refresh_staleness(train_step)
-            elif kind is EventKind.SYNC:
+            elif kind is _SYNC:
                 model_step = None if version < 0 else self._puts.live(version)
             else:
                 step = step or _OpenStep(train_step, model_step)
@@ -183,18 +195,19 @@ class _Replay:
     ) -> Iterator[RunEvent]:
         """Refresh, put and take, step by step; all other events of the log are passed over."""
         events = self._digest.events
-        puts = np.flatnonzero(events.kind == KIND_CODE[EventKind.PUT])
+        puts = np.flatnonzero(events.kind == KIND_CODE[_PUT])
         train_steps = events.train_step[puts]
         order = np.argsort(train_steps, kind="stable")
         puts = puts[order]
         bounds = np.searchsorted(train_steps[order], np.arange(1, steps + 2)).tolist()
+        recorded = self._puts.in_order(puts[bounds[0] : bounds[-1]])
         done = 0
         for train_step in range(1, steps + 1):
             yield from self._buffer.refresh_staleness(train_step)
             for index in puts[bounds[train_step - 1] : bounds[train_step]].tolist():
                 task = self._digest.tasks[int(events.task[index])]
                 self._on_log_event(index)
-                yield from self._put(index, task, int(events.group_id[index]), train_step)
+                yield from self._put(index, next(recorded), task, int(events.group_id[index]), train_step)
                 done += 1
                 if on_progress is not None and done % _PROGRESS_EVERY == 0:
                     on_progress(done)
@@ -205,28 +218,24 @@ class _Replay:
     def _initial_version(self) -> int | None:
         """Version before the first sync: 0 if the log begins at the run's first step, else unknown."""
         events = self._digest.events
-        with_step = np.flatnonzero(events.kind != KIND_CODE[EventKind.SAMPLE])
+        with_step = np.flatnonzero(events.kind != KIND_CODE[_SAMPLE])
         return 0 if len(with_step) and events.train_step[with_step[0]] == 1 else None
 
-    def _put(self, index: int, task: str, group_id: int, train_step: int) -> Iterator[RunEvent]:
+    def _put(self, index: int, recorded: GroupMembers, task: str, group_id: int, train_step: int) -> Iterator[RunEvent]:
         """Put a recorded group, fitted to what is held of it here."""
         key = (task, group_id)
         status = self._buffer.status_of(task, group_id)
-        members = self._buffer.responses_of(task, group_id) if status else self._in_flight.get(key, ())
-        held = {(response.rollout_id, response.segment): response.tokens for response in members}
-        if status is Status.COMPLETED or key in self._taken:
+        members = self._buffer.responses_of(task, group_id) if status else self._in_flight.get(key)
+        held = {} if members is None else members.tokens_by_key()
+        if status is _COMPLETED or key in self._taken:
             yield PutSkipped(task, group_id, self._puts.new_tokens(index, held))
             return
         if status is not None:
             self._buffer.withdraw(task, group_id)
         self._in_flight.pop(key, None)
-        put = self._puts.fit(index, held)
-        restarted, expected = put.restarted_tokens, put.restarted_by_log
-        for response in put.responses if held else ():
-            held.pop(response.key, None)
-        restarted += sum(held.values())
-        if not self._partial[task]:
-            expected = restarted
+        put = self._puts.fit(index, recorded, held)
+        restarted = put.restarted_tokens
+        expected = put.restarted_by_log if self._partial[task] else restarted
         if put.carried_in_tokens or restarted or put.regenerated_tokens:
             yield PutReconciled(
                 task,
@@ -236,14 +245,14 @@ class _Replay:
                 put.regenerated_tokens,
                 restarted - expected + put.regenerated_tokens,
             )
-        yield from self._buffer.put(Group(task, group_id, put.responses), train_step)
+        yield from self._buffer.put(Group(task, group_id, put.members), train_step)
 
     def _sample(self, task: str, group_id: int) -> Iterator[RunEvent]:
         """The log generated this group again; it leaves its pool if it waits in one here."""
-        status = self._buffer.status_of(task, group_id)
-        if status is None or status is Status.COMPLETED:
+        members = self._buffer.responses_of(task, group_id)
+        if members is None or self._buffer.status_of(task, group_id) is _COMPLETED:
             return
-        self._in_flight[(task, group_id)] = self._buffer.responses_of(task, group_id)
+        self._in_flight[(task, group_id)] = members
         yield from self._buffer.withdraw(task, group_id)
 
     def _take(self, train_step: int, sizes: Mapping[str, int]) -> Iterator[RunEvent]:
@@ -261,7 +270,7 @@ class _Replay:
         held = dict.fromkeys(self.tasks, 0)
         in_flight = dict.fromkeys(self.tasks, 0)
         for group in self._buffer.held_groups():
-            held[group.task_name] += token_count(group.responses)
-        for (task, _), responses in self._in_flight.items():
-            in_flight[task] += token_count(responses)
+            held[group.task_name] += group.responses.measures.tokens
+        for (task, _), members in self._in_flight.items():
+            in_flight[task] += members.measures.tokens
         return RunEnded(held, in_flight, left_out_puts)

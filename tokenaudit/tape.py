@@ -18,7 +18,7 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.types import Response, Status, token_count
+from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEvent, StepClosed
 
 REASONS: tuple[ExpiryReason, ...] = tuple(ExpiryReason)
@@ -71,19 +71,19 @@ class EventTape:
                 self._steps.append(event.train_step)
                 self._row += 1
             case GroupPut():
-                self._append(event, Kind.PUT, token_count(event.responses))
+                self._append(event, Kind.PUT, event.responses.measures.tokens)
             case GroupTaken():
-                trained, stale = _effective(event)
-                age = sum(0 if one.oldest is None else event.train_step - 1 - one.oldest for one in event.responses)
-                semantic = token_count(event.responses) - trained - stale
+                measures, stale = event.responses.measures, event.stale_tokens()
+                trained, semantic = measures.trainable_tokens - stale, measures.tokens - measures.trainable_tokens
+                age = measures.staleness_sum(event.train_step)
                 self._append(event, Kind.TAKEN, trained, stale, semantic, age=age)
             case GroupExpired():
                 self._append_expired(event)
             case GroupRejected():
                 kind = Kind.FAILED if event.status is Status.FAILED else Kind.FILTERED
-                self._append(event, kind, token_count(event.responses))
+                self._append(event, kind, event.responses.measures.tokens)
             case MembersExpired():
-                self._append(event, Kind.MEMBERS_RESET, token_count(event.expired))
+                self._append(event, Kind.MEMBERS_RESET, event.expired.tokens)
             case PutSkipped():
                 self._append(event, Kind.SKIPPED, event.avoided_tokens)
             case PutReconciled():
@@ -96,8 +96,8 @@ class EventTape:
         self._append(
             event,
             kind,
-            token_count(event.expired),
-            token_count(event.fresh),
+            event.expired.tokens,
+            event.fresh.tokens,
             age=max(ages, default=NO_AGE),
             reason=REASONS.index(event.reason),
             place=PLACES.index(event.where),
@@ -146,18 +146,6 @@ class EventTape:
 
 def _numbers(values: array[int], dtype: type[np.signedinteger]) -> np.ndarray:
     return np.frombuffer(values, dtype=dtype) if len(values) else np.empty(0, dtype=dtype)
-
-
-def _effective(event: GroupTaken) -> tuple[int, int]:
-    """Tokens of a taken group that are trained, and that are masked as stale."""
-    threshold = event.token_stale_threshold
-    trainable = sum(response.trainable_tokens for response in event.responses)
-    if threshold is None:
-        return trainable, 0
-    # Versions up to this one are stale.
-    last_stale = event.train_step - 1 - threshold
-    stale = sum(run[2] for response in event.responses for run in response.runs if run[0] <= last_stale)
-    return trainable - stale, stale
 
 
 def _age(response: Response, reason: ExpiryReason, train_step: int) -> int | None:

@@ -213,5 +213,5 @@ class _Follower:
         self._taken_at[key] = event.train_step
         first, last = self._digest.events.first_response[put : put + 2].tolist()
         self.taken_step[first:last] = event.train_step
-        ages = [staleness(member.oldest, event.train_step) for member in event.responses if member.oldest is not None]
-        self.taken.append(Taken(event, put, max(ages, default=0)))
+        oldest = event.responses.measures.oldest
+        self.taken.append(Taken(event, put, 0 if oldest is None else staleness(oldest, event.train_step)))

@@ -21,13 +21,28 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
+from tokenaudit.lifecycle.members import Group, GroupMembers, MemberFacts, MembersPart
 from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
 from tokenaudit.lifecycle.pool import Pool, Record
-from tokenaudit.lifecycle.staleness import newest_too_old, staleness, too_old_from
-from tokenaudit.lifecycle.types import Group, Response, Status, group_status
+from tokenaudit.lifecycle.staleness import newest_too_old, too_old_from
+from tokenaudit.lifecycle.types import Status
 
 HELD_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
 """The pools a task has."""
+
+
+# Python 3.11 looks an enum's member up ten times as slowly as a global name, and these are asked for all the time.
+_COMPLETED = Status.COMPLETED
+_EXPIRED = Status.EXPIRED
+_FAILED = Status.FAILED
+_FILTERED = Status.FILTERED
+_REFRESH = Where.REFRESH
+_PUT = Where.PUT
+_RESET = Fate.RESET
+_DISCARDED = Fate.DISCARDED
+_ARRIVED_EXPIRED = ExpiryReason.ARRIVED_EXPIRED
+_SEQUENCE = ExpiryReason.SEQUENCE
+_TOKEN = ExpiryReason.TOKEN
 
 
 class ReplayBuffer:
@@ -58,10 +73,10 @@ class ReplayBuffer:
         A failed or filtered group is discarded. Otherwise what is too old at `train_step` expires at once and
         the rest waits in the pool of its status.
         """
-        status = group_status(group.responses)
-        task, group_id = group.task_name, group.group_id
+        measures = group.responses.measures
+        task, group_id, status = group.task_name, group.group_id, measures.status
         events: list[LifecycleEvent] = [GroupPut(task, group_id, train_step, status, group.responses)]
-        if status is Status.FAILED or status is Status.FILTERED:
+        if status is _FAILED or status is _FILTERED:
             events.append(GroupRejected(task, group_id, status, group.responses))
             return events
         if self._clock is None:
@@ -69,15 +84,14 @@ class ReplayBuffer:
         record = Record(group, status, self._next_timestamp)
         self._next_timestamp += 1
         _measure(record, self._policies[task])
-        arrived_expired = Status.EXPIRED in [response.status for response in group.responses]
-        if not arrived_expired and not _is_due(record, train_step):
-            self._admit(record, status, _record_staleness(record, train_step))
+        if not measures.has_expired and not _is_due(record, train_step):
+            self._admit(record, status, measures.staleness_max(train_step))
             return events
-        age = _record_staleness(record, train_step)
-        event = self._expire(record, train_step, Where.PUT)
+        age = measures.staleness_max(train_step)
+        event = self._expire(record, train_step, _PUT)
         events.append(event)
-        if isinstance(event, GroupExpired) and event.fate is Fate.RESET:
-            self._admit(record, Status.EXPIRED, age)
+        if isinstance(event, GroupExpired) and event.fate is _RESET:
+            self._admit(record, _EXPIRED, age)
         return events
 
     def refresh_staleness(self, train_step: int) -> list[LifecycleEvent]:
@@ -89,30 +103,30 @@ class ReplayBuffer:
         events: list[LifecycleEvent] = []
         just_expired: set[int] = set()
         for record in self._pop_due(train_step):
-            age = _record_staleness(record, train_step)
+            age = record.group.responses.measures.staleness_max(train_step)
             just_expired.add(record.timestamp)
-            event = self._expire(record, train_step, Where.REFRESH)
+            event = self._expire(record, train_step, _REFRESH)
             events.append(event)
             self._pools[record.group.task_name][record.status].remove(record)
-            if isinstance(event, GroupExpired) and event.fate is Fate.DISCARDED:
+            if isinstance(event, GroupExpired) and event.fate is _DISCARDED:
                 self._forget(record)
             else:
-                self._place(record, Status.EXPIRED, age)
+                self._place(record, _EXPIRED, age)
                 self._schedule(record)
         for record in unsettled:
             if record.timestamp in self._by_timestamp and record.timestamp not in just_expired:
-                self._place(record, record.status, _record_staleness(record, train_step))
+                self._place(record, record.status, record.group.responses.measures.staleness_max(train_step))
         return events
 
     def take_batch(self, train_step: int, sizes: Mapping[str, int]) -> list[LifecycleEvent]:
         """Take the first completed groups of each task in order, at most `sizes` of them."""
         events: list[LifecycleEvent] = []
         for task, size in sizes.items():
-            pool = self._pools[task][Status.COMPLETED]
+            pool = self._pools[task][_COMPLETED]
             threshold = self._policies[task].token_stale_threshold
             for _ in range(min(size, len(pool))):
                 group = self._pop(pool).group
-                applies = None if group.is_agentic else threshold
+                applies = None if group.responses.measures.is_agentic else threshold
                 events.append(GroupTaken(task, group.group_id, train_step, applies, group.responses))
         return events
 
@@ -138,10 +152,10 @@ class ReplayBuffer:
         record = self._held.get((task_name, group_id))
         return None if record is None else record.status
 
-    def responses_of(self, task_name: str, group_id: int) -> tuple[Response, ...]:
-        """The members of a held group; empty when it isn't held."""
+    def responses_of(self, task_name: str, group_id: int) -> GroupMembers | None:
+        """The members of a held group; None when it isn't held."""
         record = self._held.get((task_name, group_id))
-        return () if record is None else record.group.responses
+        return None if record is None else record.group.responses
 
     def count(self, task_name: str, status: Status) -> int:
         """Groups in a pool."""
@@ -155,19 +169,19 @@ class ReplayBuffer:
         """Settle a record with at least one expired member, old or new; updates its group."""
         group = record.group
         policy = self._policies[group.task_name]
-        token_threshold = None if group.is_agentic else policy.token_stale_threshold
+        token_threshold = None if group.responses.measures.is_agentic else policy.token_stale_threshold
         newest_stale = newest_too_old(train_step, policy.stale_threshold)
         newest_stale_token = None if token_threshold is None else newest_too_old(train_step, token_threshold)
-        reasons = [_expiry_reason(response, newest_stale, newest_stale_token) for response in group.responses]
-        pairs = list(zip(group.responses, reasons, strict=True))
-        fate = Fate.RESET if policy.retryable else Fate.DISCARDED
-        if fate is Fate.RESET:
-            group.responses = tuple([response if reason is None else response.reset() for response, reason in pairs])
+        members = group.responses
+        reasons = [_expiry_reason(facts, newest_stale, newest_stale_token) for facts in members.facts]
+        is_expired = [reason is not None for reason in reasons]
+        fate = _RESET if policy.retryable else _DISCARDED
+        if fate is _RESET:
+            group.responses = members.reset(is_expired)
             _measure(record, policy)
-        expired = tuple([response for response, reason in pairs if reason is not None])
-        if record.status is Status.EXPIRED and where is Where.REFRESH:
-            newly_expired = tuple([response for response in expired if response.status is not Status.EXPIRED])
-            return MembersExpired(group.task_name, group.group_id, train_step, newly_expired)
+        if record.status is _EXPIRED and where is _REFRESH:
+            is_new = [reason is not None and reason is not _ARRIVED_EXPIRED for reason in reasons]
+            return MembersExpired(group.task_name, group.group_id, train_step, MembersPart(members, is_new))
         return GroupExpired(
             group.task_name,
             group.group_id,
@@ -175,8 +189,8 @@ class ReplayBuffer:
             where,
             _group_reason(reasons),
             fate,
-            expired,
-            tuple([response for response, reason in pairs if reason is None]),
+            MembersPart(members, is_expired),
+            MembersPart(members, [reason is None for reason in reasons]),
         )
 
     def _admit(self, record: Record, status: Status, age: int) -> None:
@@ -234,31 +248,14 @@ class ReplayBuffer:
 
 def _measure(record: Record, policy: ExpiryPolicy) -> None:
     """Set what follows from the members' versions: the oldest of them, and when the next member expires."""
-    group = record.group
-    threshold = policy.stale_threshold
-    token_threshold = None if group.is_agentic else policy.token_stale_threshold
-    oldest: int | None = None
-    # Of the members that can still expire, the one with the smallest version does so first.
-    oldest_alive: int | None = None
-    newest_trainable: int | None = None
-    for response in group.responses:
-        version = response.oldest
-        if version is None:
-            continue
-        if oldest is None or version < oldest:
-            oldest = version
-        if response.status is Status.EXPIRED:
-            continue
-        if oldest_alive is None or version < oldest_alive:
-            oldest_alive = version
-        version = response.newest_trainable
-        if version is not None and (newest_trainable is None or version < newest_trainable):
-            newest_trainable = version
-    expiry = None if oldest_alive is None else too_old_from(oldest_alive, threshold)
+    measures = record.group.responses.measures
+    oldest_alive, newest_trainable = measures.oldest_alive, measures.newest_trainable
+    expiry = None if oldest_alive is None else too_old_from(oldest_alive, policy.stale_threshold)
+    token_threshold = None if measures.is_agentic else policy.token_stale_threshold
     if token_threshold is not None and newest_trainable is not None:
         token_expiry = too_old_from(newest_trainable, token_threshold)
         expiry = token_expiry if expiry is None else min(expiry, token_expiry)
-    record.oldest = oldest
+    record.oldest = measures.oldest
     record.expiry_step = expiry
 
 
@@ -266,32 +263,23 @@ def _is_due(record: Record, train_step: int) -> bool:
     return record.expiry_step is not None and record.expiry_step <= train_step
 
 
-def _record_staleness(record: Record, train_step: int) -> int:
-    """The largest staleness of its members, where a member without tokens counts as 0."""
-    if record.oldest is None:
-        return 0
-    age = staleness(record.oldest, train_step)
-    if age < 0 and any(response.oldest is None for response in record.group.responses):
-        return 0
-    return age
-
-
-def _expiry_reason(response: Response, newest_stale: int, newest_stale_token: int | None) -> ExpiryReason | None:
+def _expiry_reason(facts: MemberFacts, newest_stale: int, newest_stale_token: int | None) -> ExpiryReason | None:
     """Why a response is expired, given the newest versions that are too old for responses and for tokens."""
-    if response.status is Status.EXPIRED:
-        return ExpiryReason.ARRIVED_EXPIRED
-    if response.oldest is None:
+    status, _, _, _, _, oldest, newest_trainable = facts
+    if status is _EXPIRED:
+        return _ARRIVED_EXPIRED
+    if oldest is None:
         return None
-    if response.oldest <= newest_stale:
-        return ExpiryReason.SEQUENCE
-    if newest_stale_token is None or response.newest_trainable is None:
+    if oldest <= newest_stale:
+        return _SEQUENCE
+    if newest_stale_token is None or newest_trainable is None:
         return None
-    return ExpiryReason.TOKEN if response.newest_trainable <= newest_stale_token else None
+    return _TOKEN if newest_trainable <= newest_stale_token else None
 
 
 def _group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
     """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
-    for reason in (ExpiryReason.ARRIVED_EXPIRED, ExpiryReason.SEQUENCE):
+    for reason in (_ARRIVED_EXPIRED, _SEQUENCE):
         if reason in reasons:
             return reason
-    return ExpiryReason.TOKEN
+    return _TOKEN

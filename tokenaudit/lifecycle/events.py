@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from tokenaudit.lifecycle.types import Response, Status
+from tokenaudit.lifecycle.members import GroupMembers, MembersPart
+from tokenaudit.lifecycle.staleness import newest_too_old
+from tokenaudit.lifecycle.types import Status
 
 
 class Where(StrEnum):
@@ -44,7 +46,7 @@ class GroupPut(NamedTuple):
     group_id: int
     train_step: int
     status: Status
-    responses: tuple[Response, ...]
+    responses: GroupMembers
 
 
 class GroupRejected(NamedTuple):
@@ -53,7 +55,7 @@ class GroupRejected(NamedTuple):
     task_name: str
     group_id: int
     status: Status
-    responses: tuple[Response, ...]
+    responses: GroupMembers
 
 
 class GroupExpired(NamedTuple):
@@ -70,8 +72,8 @@ class GroupExpired(NamedTuple):
     where: Where
     reason: ExpiryReason
     fate: Fate
-    expired: tuple[Response, ...]
-    fresh: tuple[Response, ...]
+    expired: MembersPart
+    fresh: MembersPart
 
 
 class MembersExpired(NamedTuple):
@@ -80,7 +82,7 @@ class MembersExpired(NamedTuple):
     task_name: str
     group_id: int
     train_step: int
-    expired: tuple[Response, ...]
+    expired: MembersPart
 
 
 class GroupTaken(NamedTuple):
@@ -94,7 +96,14 @@ class GroupTaken(NamedTuple):
     group_id: int
     train_step: int
     token_stale_threshold: int | None
-    responses: tuple[Response, ...]
+    responses: GroupMembers
+
+    def stale_tokens(self) -> int:
+        """Trainable tokens that the mask leaves out because they are stale."""
+        if self.token_stale_threshold is None:
+            return 0
+        newest_stale = newest_too_old(self.train_step, self.token_stale_threshold)
+        return sum(tokens for version, tokens in self.responses.trainable_by_version() if version <= newest_stale)
 
 
 class GroupSampled(NamedTuple):
@@ -103,7 +112,7 @@ class GroupSampled(NamedTuple):
     task_name: str
     group_id: int
     status: Status
-    responses: tuple[Response, ...]
+    responses: GroupMembers
 
 
 LifecycleEvent = GroupPut | GroupRejected | GroupExpired | MembersExpired | GroupTaken | GroupSampled

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from tokenaudit.lifecycle.types import Group, Status
+from tokenaudit.lifecycle.members import Group
+from tokenaudit.lifecycle.types import Status
 
 _SLACK = 64
 

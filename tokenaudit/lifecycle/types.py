@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 VersionRun = tuple[int, int, int]
@@ -141,37 +140,11 @@ class Response:
         )
 
 
-@dataclass(slots=True)
-class Group:
-    """The responses to one prompt.
-
-    Attributes:
-        task_name: the task.
-        group_id: identity inside the task.
-        responses: the members; a reset replaces them by members with the same `agentic`.
-        is_agentic: whether any member is agentic, so that the token rule applies to none.
-    """
-
-    task_name: str
-    group_id: int
-    responses: tuple[Response, ...]
-    is_agentic: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.is_agentic = True in [response.agentic for response in self.responses]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identity in the log: task and group id."""
-        return (self.task_name, self.group_id)
-
-
 _PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
 
 
-def group_status(responses: Iterable[Response]) -> Status:
-    """Status of a group: completed if all members are, else the first present of failed, aborted, expired, filtered."""
-    present = {response.status for response in responses}
+def group_status(present: Collection[Status]) -> Status:
+    """Status of a group whose members have these: the first of failed, aborted, expired, filtered, else completed."""
     for status in _PRECEDENCE:
         if status in present:
             return status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from tokenaudit.replay import replay, run_tasks
 from tokenaudit.run_events import RunEvent, StepClosed
 from tokenaudit.timeline import TimelineKind
 
-Held = dict[tuple[str, int], tuple[Response, ...]]
+Held = dict[tuple[str, int], Sequence[Response]]
 """The members of every held group, by task and group id."""
 
 
@@ -193,7 +193,7 @@ class _Planner:
         group_id: int,
         train_step: int,
         threshold: int | None,
-        responses: tuple[Response, ...],
+        responses: Iterable[Response],
         is_taken: bool,
     ) -> None:
         steps, tasks = self._wanted.steps, self._wanted.tasks

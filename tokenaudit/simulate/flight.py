@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenaudit.lifecycle.types import Response, Status, VersionRun, token_count
@@ -43,7 +44,7 @@ class Flight:
         self,
         task_index: int,
         prompt: Prompt,
-        held: tuple[Response, ...],
+        held: Sequence[Response],
         prior: list[int],
         remaining: list[int],
         token_time_us: list[int],
@@ -94,7 +95,7 @@ class Members:
         self._rollout_ids = responses.rollout_id.data
         self._segments = _segments(workload)
 
-    def flight(self, task_index: int, prompt: Prompt, held: tuple[Response, ...]) -> Flight:
+    def flight(self, task_index: int, prompt: Prompt, held: Sequence[Response]) -> Flight:
         """Begin to generate a group; `held` are its members as sampled, empty for a prompt."""
         lengths = self._lengths[prompt.first : prompt.last].tolist()
         prior = [0] * len(lengths)

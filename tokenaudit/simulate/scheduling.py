@@ -7,7 +7,8 @@ import math
 from tokenaudit import metrics as m
 from tokenaudit.config_model import TaskPolicy
 from tokenaudit.lifecycle.events import GroupSampled
-from tokenaudit.lifecycle.types import Group, Response, Status, token_count
+from tokenaudit.lifecycle.members import Group, MadeMembers
+from tokenaudit.lifecycle.types import Response, Status, token_count
 from tokenaudit.metrics import Metric
 from tokenaudit.run_events import PutReconciled
 from tokenaudit.simulate.entries import CannotGoOnError, PutEntry, SampleEntry, StuckReason, StuckTaskReport
@@ -219,7 +220,7 @@ class TaskScheduler:
         )
         if landing.restarted_tokens:
             state.events.append(PutReconciled(self.name, group_id, 0, landing.restarted_tokens, 0, 0))
-        state.events.extend(state.buffer.put(Group(self.name, group_id, landing.responses), train_step))
+        state.events.extend(state.buffer.put(Group(self.name, group_id, MadeMembers(landing.responses)), train_step))
         if state.buffer.status_of(self.name, group_id) is Status.COMPLETED:
             self.watch.restart()
         elif not is_cut_off and flight.attempt is not None and self.watch.has_failed(flight.attempt):

@@ -8,7 +8,6 @@ from enum import StrEnum
 from tokenaudit import metrics as m
 from tokenaudit.config import Config
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
-from tokenaudit.lifecycle.types import token_count
 from tokenaudit.metrics import Metric
 from tokenaudit.run_events import RunEnded, StepClosed
 from tokenaudit.simulate.engine import Engine
@@ -145,7 +144,7 @@ class World(RunState):
         """End the run."""
         held = {task.name: 0 for task in self.tasks}
         for group in self.buffer.held_groups():
-            held[group.task_name] += token_count(group.responses)
+            held[group.task_name] += group.responses.measures.tokens
         in_flight = {task.name: task.in_flight_tokens() for task in self.tasks}
         task_facts = {task.name: task.lap() for task in self.tasks}
         self.events.append(RunEnded(held, in_flight, 0, self._lap(), task_facts))
