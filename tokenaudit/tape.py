@@ -18,7 +18,9 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.types import Response, Status
+from tokenaudit.lifecycle.members import MemberFacts
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.run_events import PutReconciled, PutSkipped, RunEvent, StepClosed
 
 REASONS: tuple[ExpiryReason, ...] = tuple(ExpiryReason)
@@ -92,7 +94,7 @@ class EventTape:
 
     def _append_expired(self, event: GroupExpired) -> None:
         kind = Kind.DISCARDED if event.fate is Fate.DISCARDED else Kind.RESET
-        ages = [age for one in event.expired for age in [_age(one, event.reason, event.train_step)] if age is not None]
+        ages = [age for facts in event.expired.facts() for age in _age(facts, event.reason, event.train_step)]
         self._append(
             event,
             kind,
@@ -148,7 +150,8 @@ def _numbers(values: array[int], dtype: type[np.signedinteger]) -> np.ndarray:
     return np.frombuffer(values, dtype=dtype) if len(values) else np.empty(0, dtype=dtype)
 
 
-def _age(response: Response, reason: ExpiryReason, train_step: int) -> int | None:
-    """The staleness that made a response expire: of its newest trainable token, or of its oldest."""
-    version = response.newest_trainable if reason is ExpiryReason.TOKEN else response.oldest
-    return None if version is None else train_step - 1 - version
+def _age(facts: MemberFacts, reason: ExpiryReason, train_step: int) -> list[int]:
+    """The staleness that made a response expire, if any: of its newest trainable token, or of its oldest."""
+    *_, oldest, newest_trainable = facts
+    version = newest_trainable if reason is ExpiryReason.TOKEN else oldest
+    return [] if version is None else [staleness(version, train_step)]

@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.life import Taken
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
@@ -31,12 +32,13 @@ def _put_spans(table: LogTable) -> Iterator[Int64s]:
 def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
     last_put = {}
+    sizes = {task: life.config.task_policy(task).group_size for task in life.digest.tasks}
     for taken in life.taken:
-        size = life.config.task_policy(taken.event.task_name).group_size
+        size = sizes[taken.event.task_name]
         if size is None:
             continue
         add_checked(rule, findings, 1, "taken groups")
-        rollouts = {member.rollout_id for member in taken.event.responses}
+        rollouts = _rollouts(taken)
         if len(rollouts) == size:
             continue
         last_put = last_put or _last_rows(case.table)
@@ -53,6 +55,10 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
             )
         row = int(life.put_rows(taken.put)[0])
         findings.add(rule, case.table.group_subject(row), "; ".join([text, *missing[:3]]))
+
+
+def _rollouts(taken: Taken) -> set[int]:
+    return {rollout_id for rollout_id, _ in taken.event.responses.tokens_by_key()}
 
 
 def _last_rows(table: LogTable) -> dict[tuple[str, int], dict[int, int]]:
@@ -142,14 +148,13 @@ def _filter_split(case: Case, rule: Rule, findings: Findings) -> None:
 def _zero_variance(case: Case, rule: Rule, findings: Findings) -> None:
     flat, flat_tokens, groups, tokens = Counter(), Counter(), Counter(), Counter()
     for taken in case.replayed.taken:
-        rewards = {member.reward for member in taken.event.responses}
-        rollouts = {member.rollout_id for member in taken.event.responses}
-        if len(rollouts) < 2 or None in rewards:
+        rewards, measures = list(taken.event.responses.rewards()), taken.event.responses.measures
+        if len(rewards) < measures.samples or len(_rollouts(taken)) < 2:
             continue
-        task, size = taken.event.task_name, sum(member.tokens for member in taken.event.responses)
+        task, size = taken.event.task_name, measures.tokens
         groups[task] += 1
         tokens[task] += size
-        if len(rewards) == 1:
+        if len(set(rewards)) == 1:
             flat[task] += 1
             flat_tokens[task] += size
     add_checked(rule, findings, sum(groups.values()), "taken groups")
@@ -181,7 +186,7 @@ def _unfinished_replayed(case: Case, rule: Rule, findings: Findings) -> None:
     life, status = case.replayed, case.table["status"]
     add_checked(rule, findings, len(life.taken), "taken groups")
     for taken in life.taken:
-        if all(member.status is Status.COMPLETED for member in taken.event.responses):
+        if taken.event.responses.measures.is_completed:
             continue
         for row in life.put_rows(taken.put).tolist():
             if status[row] != _COMPLETED:

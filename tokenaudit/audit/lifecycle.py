@@ -57,8 +57,9 @@ def _stale_group_taken(case: Case, rule: Rule, findings: Findings) -> None:
         return
     life = case.replayed
     add_checked(rule, findings, len(life.taken), "taken groups")
+    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
     for taken in life.taken:
-        limit = life.config.stale_threshold(taken.event.task_name)
+        limit = limits[taken.event.task_name]
         if taken.age < limit:
             continue
         step, rows = taken.event.train_step, life.put_rows(taken.put)
@@ -159,18 +160,14 @@ def _oldest(case: Case) -> np.ndarray:
 
 def _agentic_exempt(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
+    limits = {task: life.config.token_stale_threshold(task) for task in life.digest.tasks}
     for taken in life.taken:
-        task, step = taken.event.task_name, taken.event.train_step
-        limit = life.config.token_stale_threshold(task)
-        if limit is None or not any(member.agentic for member in taken.event.responses):
+        step, limit = taken.event.train_step, limits[taken.event.task_name]
+        if limit is None or not taken.event.responses.measures.is_agentic:
             continue
         add_checked(rule, findings, 1, "taken groups with an agentic member")
-        stale = sum(
-            trainable
-            for member in taken.event.responses
-            for version, _, trainable in member.runs
-            if staleness(version, step) >= limit
-        )
+        trainable_by_version = taken.event.responses.trainable_by_version()
+        stale = sum(trainable for version, trainable in trainable_by_version if staleness(version, step) >= limit)
         if stale:
             text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
             row = int(life.put_rows(taken.put)[0])
@@ -282,11 +279,12 @@ def _sampled_between(case: Case, rows: Bools) -> Bools:
 
 def _convention(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
+    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
     at_limit = 0
     for expired in life.expired:
-        limit = life.config.stale_threshold(expired.event.task_name)
-        ages = [staleness(m.oldest, expired.event.train_step) for m in expired.event.expired if m.oldest is not None]
-        at_limit += expired.event.reason is ExpiryReason.SEQUENCE and max(ages, default=0) == limit
+        if expired.event.reason is ExpiryReason.SEQUENCE:
+            oldest = min(version for *_, version, _ in expired.event.expired.facts() if version is not None)
+            at_limit += staleness(oldest, expired.event.train_step) == limits[expired.event.task_name]
     text = "staleness is step - version - 1, and too old from (max_staleness + 1) x sync_weights_interval on"
     findings.add(rule, Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
     add_checked(rule, findings, len(life.expired), "expired groups")

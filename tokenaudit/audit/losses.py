@@ -15,7 +15,7 @@ from tokenaudit.config import task_sizes
 from tokenaudit.digest import KIND_CODE, STATUS_CODE
 from tokenaudit.ledger import Account
 from tokenaudit.lifecycle.events import Fate
-from tokenaudit.lifecycle.types import Status, token_count
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.schema import EventKind
 
 STARVED_AFTER = 3
@@ -38,7 +38,7 @@ _COMPLETED = STATUS_CODE[Status.COMPLETED]
 def _fresh_lost(case: Case, rule: Rule, findings: Findings) -> None:
     groups, tokens = Counter[str](), Counter[str]()
     for expired in case.replayed.expired:
-        fresh = token_count(expired.event.fresh)
+        fresh = expired.event.fresh.tokens
         if expired.event.fate is Fate.DISCARDED and fresh:
             groups[expired.event.task_name] += 1
             tokens[expired.event.task_name] += fresh
@@ -78,11 +78,13 @@ def _length_bias(case: Case, rule: Rule, findings: Findings) -> None:
     life = case.replayed
     taken, expired = defaultdict(list), defaultdict(list)
     for entry in life.taken:
-        taken[entry.event.task_name].append(token_count(entry.event.responses) // max(1, len(entry.event.responses)))
+        measures = entry.event.responses.measures
+        taken[entry.event.task_name].append(measures.tokens // max(1, measures.samples))
     for entry in life.expired:
-        members = (*entry.event.expired, *entry.event.fresh)
-        if token_count(members):
-            expired[entry.event.task_name].append(token_count(members) // len(members))
+        parts = (entry.event.expired, entry.event.fresh)
+        tokens = sum(part.tokens for part in parts)
+        if tokens:
+            expired[entry.event.task_name].append(tokens // sum(len(part) for part in parts))
     add_checked(rule, findings, len(life.expired), "expired groups")
     for task, lengths in expired.items():
         if len(lengths) < BIAS_GROUPS or len(taken[task]) < BIAS_GROUPS:

@@ -16,7 +16,6 @@ from tokenaudit.digest import KIND_CODE
 from tokenaudit.ledger import Account, combined
 from tokenaudit.lifecycle.events import GroupTaken
 from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.lifecycle.types import Response
 from tokenaudit.schema import EventKind
 
 _TAKE = KIND_CODE[EventKind.TAKE]
@@ -42,11 +41,11 @@ def _untrained_response(case: Case, rule: Rule, findings: Findings) -> None:
     members, untrained, stale = Counter[int](), Counter[int](), Counter[int]()
     for entry in case.replayed.taken:
         step = entry.event.train_step
-        for member in entry.event.responses:
-            members[step] += 1
-            if not _is_trained(member, entry.event):
+        members[step] += entry.event.responses.measures.samples
+        for *_, newest_trainable in entry.event.responses.facts:
+            if not _is_fresh(newest_trainable, entry.event):
                 untrained[step] += 1
-                stale[step] += any(trainable for _, _, trainable in member.runs)
+                stale[step] += newest_trainable is not None
     add_checked(rule, findings, members.total(), "taken responses")
     for step, count in untrained.items():
         # A step in which nothing at all is trained is told by step-without-trainable-tokens.
@@ -57,12 +56,10 @@ def _untrained_response(case: Case, rule: Rule, findings: Findings) -> None:
             )
 
 
-def _is_trained(member: Response, group: GroupTaken) -> bool:
+def _is_fresh(newest_trainable: int | None, group: GroupTaken) -> bool:
+    """Whether a response with this newest trainable version has a token to train."""
     limit = group.token_stale_threshold
-    return any(
-        trainable and (limit is None or staleness(version, group.train_step) < limit)
-        for version, _, trainable in member.runs
-    )
+    return newest_trainable is not None and (limit is None or staleness(newest_trainable, group.train_step) < limit)
 
 
 def _without_take(case: Case, rule: Rule, findings: Findings) -> None:

@@ -177,10 +177,14 @@ class MembersPart(_Responses):
     def __init__(self, members: GroupMembers, is_part: Sequence[bool]) -> None:
         self._members = members
         self._is_part = is_part
-        self.tokens = sum([facts[1] for facts in compress(members.facts, is_part)])
+        self.tokens = sum([facts[1] for facts in self.facts()])
 
     def __len__(self) -> int:
         return sum(self._is_part)
+
+    def facts(self) -> Iterator[MemberFacts]:
+        """What the lifecycle asks of every response of the part."""
+        return compress(self._members.facts, self._is_part)
 
     def made(self) -> tuple[Response, ...]:
         """All of the part."""
