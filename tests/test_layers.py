@@ -43,6 +43,7 @@ LAYERS = (
     "tokenaudit.token_ids",
     "tokenaudit.digest",
     "tokenaudit.given_runs",
+    "tokenaudit.batch_columns",
     "tokenaudit.semantic_masks",
     "tokenaudit.mask_runs",
     "tokenaudit.rows",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit import columns as col
+from tokenaudit.batch_columns import BatchColumns
 from tokenaudit.batches import map_batches, read_batches
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import (
@@ -59,7 +60,7 @@ def read_digest(
     quarantine: bool = False,
     allow_missing_versions: bool = False,
     also: Sequence[str] = (),
-    on_batch: Callable[[LogBatch], None] | None = None,
+    on_batch: Callable[[BatchColumns], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Digest:
     """Read a log once and reduce it.
@@ -85,9 +86,10 @@ def read_digest(
     gathered = _Gathered(quarantine)
 
     def prepare(batch: LogBatch) -> PreparedRows:
+        columns = BatchColumns(batch)
         if on_batch is not None and batch.rows:
-            on_batch(batch)
-        return checker.prepare(batch)
+            on_batch(columns)
+        return checker.prepare(columns)
 
     prepared = map_batches(
         log,

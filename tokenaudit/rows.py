@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit import columns as col
+from tokenaudit.batch_columns import ABSENT, BatchColumns
 from tokenaudit.columns import Bools, Int64s, Lists
 from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, STATUS_CODE
 from tokenaudit.faults import BatchFaults, FaultKind
-from tokenaudit.given_runs import GivenRuns, check_runs, given_runs, with_given_runs
+from tokenaudit.given_runs import GivenRuns, check_runs, with_given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
-from tokenaudit.runs import MISSING_VERSION, Runs, run_heads, version_runs
-from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
+from tokenaudit.runs import MISSING_VERSION, Runs, version_runs
+from tokenaudit.schema import DEFAULT_TASK, EventKind
 from tokenaudit.token_ids import UNKNOWN, PrefixMemory
 
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -27,8 +28,6 @@ Columns = dict[str, np.ndarray[Any, Any]]
 _INT32_MAX = 2**31 - 1
 _LARGEST_REWARD = 1e300
 """Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
-_ABSENT = -(2**63)
-"""Stands for null while a row is checked: no accepted value equals it."""
 _UNKNOWN_CODE = -2
 _PUT, _SAMPLE, _TAKE, _SYNC = (
     KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
@@ -128,16 +127,16 @@ class RowChecker:
 
     def check(self, batch: LogBatch) -> CheckedRows:
         """Check the next rows, at least one."""
-        return self.follow(self.prepare(batch))
+        return self.follow(self.prepare(BatchColumns(batch)))
 
-    def prepare(self, batch: LogBatch) -> PreparedRows:
+    def prepare(self, columns: BatchColumns) -> PreparedRows:
         """What rows tell by themselves, at least one row; nothing is remembered, so threads may call it."""
-        faults = BatchFaults(batch.path, batch.first_row, batch.rows)
+        faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
         names: dict[str, int] = {}
-        rows = self._event_columns(batch, faults, names)
-        responses, runs, unscored_rewards = self._response_columns(batch, rows, faults)
+        rows = self._event_columns(columns, faults, names)
+        responses, runs, unscored_rewards = self._response_columns(columns, rows, faults)
         del rows["rollout_id"], rows["status"]
-        ids = col.lists(batch.columns.get("response_ids"), batch.rows) if self._compare_ids else None
+        ids = columns.lists("response_ids") if self._compare_ids else None
         arrays = [*rows.values(), *responses.values(), *runs, *(ids or ())]
         nbytes = sum(array.nbytes for array in arrays)
         return PreparedRows(rows, tuple(names), responses, runs, faults, unscored_rewards, ids, nbytes)
@@ -158,26 +157,26 @@ class RowChecker:
             responses["run_count"][newly_faulty] = 0
         return CheckedRows(rows, responses, runs, faults, groups_before)
 
-    def _event_columns(self, batch: LogBatch, faults: BatchFaults, names: dict[str, int]) -> Columns:
-        """The columns that say what happens, checked; `_ABSENT` where a needed value is null.
+    def _event_columns(self, columns: BatchColumns, faults: BatchFaults, names: dict[str, int]) -> Columns:
+        """The columns that say what happens, checked; `ABSENT` where a needed value is null.
 
         `names` gets the task names; the column `task` holds their indices.
         """
-        count = batch.rows
+        count = columns.rows
 
         def task_code(text: str | None) -> int:
             return names.setdefault(DEFAULT_TASK if text is None else text, len(names))
 
-        kind = col.text_codes(batch.columns.get("event"), count, kind_code)
-        status = col.text_codes(batch.columns.get("status"), count, _status_code)
+        kind = col.text_codes(columns.array("event"), count, kind_code)
+        status = col.text_codes(columns.array("status"), count, _status_code)
         rows: Columns = {"kind": kind, "status": status}
         for name in ("event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size"):
-            rows[name] = col.integers(batch.columns.get(name), count, fill=_ABSENT)
-        rows["task"] = col.text_codes(batch.columns.get("task_name"), count, task_code)
+            rows[name] = columns.integers(name)
+        rows["task"] = col.text_codes(columns.array("task_name"), count, task_code)
         self._check_needed(rows, faults)
 
         def name_value(name: str) -> Callable[[int], str]:
-            return lambda row: f"unknown {name} {col.text_at(batch.columns[name], row)}"
+            return lambda row: f"unknown {name} {col.text_at(columns.batch.columns[name], row)}"
 
         is_unknown = kind == _UNKNOWN_CODE
         is_group = (kind == _PUT) | (kind == _SAMPLE)
@@ -190,8 +189,8 @@ class RowChecker:
             ("model_step", has_version),
             ("batch_size", kind == _TAKE),
         ):
-            _check_range(rows[name], name, where & (rows[name] != _ABSENT), faults)
-        has_version &= rows["model_step"] != _ABSENT
+            _check_range(rows[name], name, where & (rows[name] != ABSENT), faults)
+        has_version &= rows["model_step"] != ABSENT
         rows["model_step"] = np.where(has_version, rows["model_step"], NO_VALUE)
         rows["train_step"] = np.where(kind == _SAMPLE, 0, rows["train_step"])
         rows["batch_size"] = np.where(kind == _TAKE, rows["batch_size"], 0)
@@ -211,7 +210,7 @@ class RowChecker:
             "batch_size": kind == _TAKE,
         }
         for name, where in needed.items():
-            is_null = where & (rows[name] == _ABSENT)
+            is_null = where & (rows[name] == ABSENT)
             faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
             is_large = where & (rows[name] == col.LARGEST)
             faults.add(FaultKind.VALUE_TOO_LARGE, name, is_large, lambda _, name=name: f"{name} is 2**63 - 1 or more")
@@ -228,10 +227,10 @@ class RowChecker:
         faults.add(
             FaultKind.EVENT_ID_FALLS,
             "event_id",
-            (ids[1:] < reached[:-1]) & (ids[1:] != _ABSENT),
+            (ids[1:] < reached[:-1]) & (ids[1:] != ABSENT),
             lambda row: f"event_id {ids[row + 1]} comes after {reached[row]}",
         )
-        same_event = (ids[1:] == ids[:-1]) & (ids[1:] != _ABSENT)
+        same_event = (ids[1:] == ids[:-1]) & (ids[1:] != ABSENT)
         mixed_up: dict[tuple[int, int], None] = {}
         for name, column in _EVENT_IDENTITY.items():
             differs = same_event & (joined[name][1:] != joined[name][:-1])
@@ -246,16 +245,14 @@ class RowChecker:
                     mixed_up[(int(joined["task"][row]), int(joined["group_id"][row]))] = None
         return tuple(mixed_up)
 
-    def _response_columns(self, batch: LogBatch, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs, int]:
+    def _response_columns(self, columns: BatchColumns, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs, int]:
         """The columns of put rows, checked, the version runs of the faultless ones, and their infinite rewards."""
-        count = batch.rows
+        count = columns.rows
         is_put = rows["kind"] == _PUT
-        versions = col.lists(batch.columns.get("response_model_steps"), count)
-        mask = col.lists(batch.columns.get("response_mask"), count)
-        heads = run_heads(versions.values, versions.lengths)
+        versions, mask, heads = columns.versions, columns.mask, columns.version_heads
         self._check_elements(versions, mask, versions.values[heads], is_put, faults)
-        given = given_runs(batch.columns.get(VERSION_RUNS), count)
-        tokens = self._lengths(batch, versions, given, is_put, faults)
+        given = columns.given_runs
+        tokens = self._lengths(columns, given, is_put, faults)
         known = is_put & (tokens >= 0)
         model_step = rows["model_step"]
         by_token = np.ones(count, dtype=np.bool_)
@@ -264,10 +261,10 @@ class RowChecker:
             allowed = self._allow_missing_versions
             check_runs(given, versions, mask, tokens, is_put, faults, allow_missing_versions=allowed)
         self._check_counts(tokens, versions, mask, model_step, known & by_token, faults)
-        prior_len = self._prior_len(batch, tokens, versions, known, by_token, faults)
-        reward = col.reals(batch.columns.get("reward"), count)
+        prior_len = self._prior_len(columns, tokens, versions, known, by_token, faults)
+        reward = col.reals(columns.array("reward"), count)
         is_scored = np.abs(reward) <= _LARGEST_REWARD
-        unscored_rewards = int((is_put & ~is_scored & _is_present(batch.columns.get("reward"), count)).sum())
+        unscored_rewards = int((is_put & ~is_scored & _is_present(columns.array("reward"), count)).sum())
         good = is_put & ~faults.is_faulty
         told = good & by_token
         reduced = version_runs(
@@ -278,6 +275,7 @@ class RowChecker:
             _rows_of(mask, told),
             mask.lengths[told],
             None if versions.lengths[~told].any() else heads,
+            None if mask.lengths[~told].any() else columns.mask_ones,
         )
         if given is not None:
             reduced = with_given_runs(given, good, reduced)
@@ -289,7 +287,7 @@ class RowChecker:
             "tokens": tokens,
             "prior_len": prior_len,
             "reward": np.where(is_scored, reward, np.nan),
-            "agentic": col.flags(batch.columns.get("agentic"), count),
+            "agentic": col.flags(columns.array("agentic"), count),
             "run_count": run_count,
         }
         return responses, reduced, unscored_rewards
@@ -320,14 +318,12 @@ class RowChecker:
                 lambda row, first=first: f"response_model_steps holds the version {first[row]}",
             )
 
-    def _lengths(
-        self, batch: LogBatch, versions: Lists, given: GivenRuns | None, is_put: Bools, faults: BatchFaults
-    ) -> Int64s:
+    def _lengths(self, columns: BatchColumns, given: GivenRuns | None, is_put: Bools, faults: BatchFaults) -> Int64s:
         """Tokens per response: response_len, else the ids, else versions or runs; -1 where a put tells none."""
-        recorded = col.integers(batch.columns.get("response_len"), batch.rows, fill=_ABSENT)
-        present = recorded != _ABSENT
+        versions, recorded = columns.versions, columns.integers("response_len")
+        present = recorded != ABSENT
         _check_range(recorded, "response_len", is_put & present, faults)
-        from_ids = col.list_lengths(batch.columns.get("response_ids"), batch.rows)
+        from_ids = col.list_lengths(columns.array("response_ids"), columns.rows)
         from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
         tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
         faults.add(
@@ -369,7 +365,7 @@ class RowChecker:
 
     def _prior_len(
         self,
-        batch: LogBatch,
+        columns: BatchColumns,
         tokens: Int64s,
         versions: Lists,
         known: Bools,
@@ -377,8 +373,8 @@ class RowChecker:
         faults: BatchFaults,
     ) -> Int64s:
         """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
-        recorded = col.integers(batch.columns.get("prior_len"), batch.rows, fill=_ABSENT)
-        present = known & (recorded != _ABSENT)
+        recorded = columns.integers("prior_len")
+        present = known & (recorded != ABSENT)
         _check_range(recorded, "prior_len", present, faults)
         faults.add(
             FaultKind.PRIOR_TOO_LONG,

@@ -44,6 +44,7 @@ def version_runs(
     mask: np.ndarray[Any, Any],
     mask_counts: Int64s,
     heads: Int64s | None = None,
+    ones: Ones | None = None,
 ) -> Runs:
     """Reduce R responses to version runs.
 
@@ -55,6 +56,7 @@ def version_runs(
         mask: semantic masks of all responses that have one, one after the other.
         mask_counts: entries of the mask per response, shape [R]: `lengths`, or 0 where there is no mask.
         heads: `run_heads` of the versions, if they are known.
+        ones: those of the mask, if they are known.
     """
     responses = len(lengths)
     if heads is None:
@@ -91,7 +93,7 @@ def version_runs(
     if masked.any():
         masked_tokens = run_tokens[masked]
         mask_starts = np.cumsum(masked_tokens) - masked_tokens
-        trainable[masked] = ones_between(_as_bytes(mask), mask_starts)
+        trainable[masked] = (ones or Ones(mask)).between(mask_starts)
     return Runs(counts, run_version, run_tokens.astype(np.int32), trainable)
 
 
@@ -111,23 +113,35 @@ def run_heads(versions: np.ndarray[Any, Any], version_counts: Int64s) -> Int64s:
     return np.flatnonzero(is_head)
 
 
-def ones_between(flags: np.ndarray[Any, np.dtype[np.uint8]], starts: Int64s) -> np.ndarray[Any, Any]:
-    """Ones from each start to the next, and from the last to the end.
+class Ones:
+    """The ones of a flattened mask, counted between any positions.
 
     Real masks change seldom, and looking at changes alone takes half the time.
 
     Args:
-        flags: 0 and 1.
-        starts: rising positions in `flags`, the first of them 0; at least one.
+        mask: entries of every accepted type; what isn't 0 counts as 1.
     """
-    is_change = flags[1:] != flags[:-1]
-    if np.count_nonzero(is_change) > len(flags) * _MANY_CHANGES:
-        return np.add.reduceat(flags, starts, dtype=np.int32)
-    bounds = np.concatenate([[0], np.flatnonzero(is_change) + 1])
-    values = flags[bounds].astype(np.int64)
-    ones_before = np.concatenate([[0], np.cumsum(np.diff(bounds, append=len(flags)) * values)])
-    inside = np.searchsorted(bounds, starts, side="right") - 1
-    return np.diff(ones_before[inside] + (starts - bounds[inside]) * values[inside], append=ones_before[-1])
+
+    def __init__(self, mask: np.ndarray[Any, Any]) -> None:
+        self._flags = flags = _as_bytes(mask)
+        self._bounds: Int64s | None = None
+        is_change = flags[1:] != flags[:-1]
+        if len(flags) and np.count_nonzero(is_change) <= len(flags) * _MANY_CHANGES:
+            self._bounds = bounds = np.concatenate([[0], np.flatnonzero(is_change) + 1])
+            self._values = values = flags[bounds].astype(np.int64)
+            self._ones_before = np.concatenate([[0], np.cumsum(np.diff(bounds, append=len(flags)) * values)])
+
+    def between(self, starts: Int64s) -> np.ndarray[Any, Any]:
+        """Ones from each start to the next, and from the last to the end.
+
+        Args:
+            starts: rising positions in the mask, the first of them 0; at least one.
+        """
+        if self._bounds is None:
+            return np.add.reduceat(self._flags, starts, dtype=np.int32)
+        inside = np.searchsorted(self._bounds, starts, side="right") - 1
+        before = self._ones_before[inside] + (starts - self._bounds[inside]) * self._values[inside]
+        return np.diff(before, append=self._ones_before[-1])
 
 
 def _as_bytes(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

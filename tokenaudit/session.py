@@ -217,6 +217,10 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if gc.get_freeze_count() == 0:
+                # What is left counts as old from here on: else the first collection would look through all of it.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -74,11 +74,12 @@ def _last_rows(table: LogTable) -> dict[tuple[str, int], dict[int, int]]:
 def _singleton(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     single = np.zeros(table.rows, dtype=np.bool_)
-    puts = 0
-    for rows in _put_spans(table):
-        puts += 1
-        if (table["rollout_id"][rows] == table["rollout_id"][rows[0]]).all():
-            single[rows[0]] = table["status"][rows[0]] == _COMPLETED
+    rows = np.flatnonzero(table.is_put)
+    starts = np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))
+    if len(rows):
+        first, rollouts = rows[starts], table["rollout_id"][rows]
+        is_one = np.minimum.reduceat(rollouts, starts) == np.maximum.reduceat(rollouts, starts)
+        single[first] = is_one & (table["status"][first] == _COMPLETED)
     if case.config is not None:
         for code, task in enumerate(table.tasks):
             if case.config.task_policy(task).group_size == 1:
@@ -87,7 +88,7 @@ def _singleton(case: Case, rule: Rule, findings: Findings) -> None:
         case, rule, findings, single,
         lambda _: "1 member: no baseline, and the spread of rewards is undefined", subject=table.group_subject,
     )  # fmt: skip
-    add_checked(rule, findings, puts, "puts")
+    add_checked(rule, findings, len(starts), "puts")
 
 
 def _fan_out(table: LogTable) -> Iterator[tuple[Int64s, dict[int, Int64s]]]:
@@ -242,15 +243,20 @@ def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:
     table, life = case.table, case.replayed
-    for taken in life.taken:
-        rows = life.put_rows(taken.put)
-        is_null = np.isnan(table["reward"][rows])
-        add_checked(rule, findings, len(rows))
-        if is_null.any() and not is_null.all():
-            for row in rows[is_null].tolist():
+    is_unscored = np.isnan(table["reward"])
+    has_rewards = not is_unscored[table.is_put].all()
+    puts = np.array([taken.put for taken in life.taken], dtype=np.int64)
+    bounds = life.digest.events.first_response
+    before = np.concatenate([[0], np.cumsum(is_unscored[life.puts.rows])])
+    unscored, members = (column[bounds[puts + 1]] - column[bounds[puts]] for column in (before, np.arange(len(before))))
+    add_checked(rule, findings, int(members.sum()))
+    for place in np.flatnonzero(unscored).tolist():
+        taken, rows = life.taken[place], life.put_rows(life.taken[place].put)
+        if unscored[place] < members[place]:
+            for row in rows[is_unscored[rows]].tolist():
                 text = f"no reward at the take of step {taken.event.train_step}, while mates have one"
                 findings.add(rule, table.subject(row), text)
-        elif is_null.all() and not np.isnan(table["reward"][table.is_put]).all():
+        elif has_rewards:
             text = f"no member had a reward at the take of step {taken.event.train_step}"
             findings.add(rule, table.group_subject(int(rows[0])), text, Severity.WARNING)
 

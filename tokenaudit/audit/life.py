@@ -147,6 +147,10 @@ class _Follower:
         self.steps: list[StepClosed] = []
         self.taken_step: Int64s = np.full(len(digest.responses.tokens), NEVER, dtype=np.int64)
         self._digest = digest
+        events = digest.events
+        tasks = [digest.tasks[code] if code >= 0 else "" for code in events.task.tolist()]
+        self._kinds: list[int] = events.kind.tolist()
+        self._keys: list[Key] = list(zip(tasks, events.group_id.tolist(), strict=True))
         self._recorded_pools = {key: iter(pools) for key, pools in recorded_pools.items()}
         self._log_event = -1
         self._last_put: dict[Key, int] = {}
@@ -158,15 +162,13 @@ class _Follower:
     def at(self, log_event: int) -> None:
         """The next log event is about to be followed."""
         self._log_event = log_event
-        events = self._digest.events
-        if events.kind[log_event] == _SAMPLE:
-            key = (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event]))
+        kind, key = self._kinds[log_event], self._keys[log_event]
+        if kind == _SAMPLE:
             pool = self._pool.get(key)
             recorded = next(self._recorded_pools[key])
             was_put = key in self._put_before
             self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded, was_put))
-        elif events.kind[log_event] == _PUT:
-            key = (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event]))
+        elif kind == _PUT:
             held = self._pool.get(key)
             if held is not None or key in self._taken_at:
                 self.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))

@@ -10,8 +10,8 @@ from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import NEVER, Continued, Expired
 from tokenaudit.audit.rules import Rule
-from tokenaudit.audit.scan import ABSENT
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
+from tokenaudit.batch_columns import ABSENT
 from tokenaudit.columns import Bools
 from tokenaudit.config_warnings import config_warnings
 from tokenaudit.digest import KIND_CODE, STATUS_CODE

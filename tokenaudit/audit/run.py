@@ -22,11 +22,12 @@ from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.audit.trained import trained_masks
+from tokenaudit.batch_columns import BatchColumns
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.config import Config
 from tokenaudit.digest import KIND_CODE, Digest
 from tokenaudit.errors import LogError, TokenauditError
-from tokenaudit.log import Log, LogBatch
+from tokenaudit.log import Log
 from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.schema import COLUMNS, EventKind
@@ -122,9 +123,9 @@ class _Scans:
         self._place = {file.path: place for place, file in enumerate(log.files)}
         self._scanned: list[Scanned] = []
 
-    def add(self, batch: LogBatch) -> None:
+    def add(self, columns: BatchColumns) -> None:
         """Scan a batch."""
-        self._scanned.append(scan_batch(batch))
+        self._scanned.append(scan_batch(columns))
 
     def in_order(self) -> list[Scanned]:
         """All scans, in the order of the log."""

@@ -14,19 +14,17 @@ import pyarrow as pa
 
 from tokenaudit import columns as col
 from tokenaudit.audit.scan_runs import overlay_runs
+from tokenaudit.batch_columns import ABSENT, BatchColumns
 from tokenaudit.columns import Bools, Int64s, Lists
 from tokenaudit.digest import KIND_CODE, KINDS, STATUS_CODE
 from tokenaudit.faults import BatchFaults
-from tokenaudit.given_runs import GivenRuns, given_runs
+from tokenaudit.given_runs import GivenRuns
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log import LogBatch
-from tokenaudit.runs import ones_between, run_heads
-from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
+from tokenaudit.runs import Ones
+from tokenaudit.schema import DEFAULT_TASK, EventKind
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-ABSENT = -(2**63)
-"""Stands for null in columns of integers: no accepted value equals it."""
 UNKNOWN_TEXT = -2
 """Code of an event or status that no log knows."""
 NULL_TEXT = -1
@@ -67,41 +65,38 @@ class Scanned(NamedTuple):
     texts: dict[tuple[str, int], str]
 
 
-def scan_batch(batch: LogBatch) -> Scanned:
+def scan_batch(columns: BatchColumns) -> Scanned:
     """Reduce a batch to numbers per row."""
-    rows, columns = batch.rows, batch.columns
+    rows, batch = columns.rows, columns.batch
     texts: dict[tuple[str, int], str] = {}
     tasks: dict[str, int] = {}
     reasons: dict[str | None, int] = {}
-    arrays: Arrays = {name: col.integers(columns.get(name), rows, fill=ABSENT) for name in _INTEGERS if name in columns}
-    arrays["kind"] = _known_codes(columns.get("event"), rows, "event", _kind_code, texts)
-    arrays["status"] = _known_codes(columns.get("status"), rows, "status", _status_code, texts)
+    arrays: Arrays = {name: columns.integers(name) for name in _INTEGERS if name in columns}
+    arrays["kind"] = _known_codes(columns.array("event"), rows, "event", _kind_code, texts)
+    arrays["status"] = _known_codes(columns.array("status"), rows, "status", _status_code, texts)
     arrays["task"] = col.text_codes(
-        columns.get("task_name"), rows, lambda text: tasks.setdefault(_default(text), len(tasks))
+        columns.array("task_name"), rows, lambda text: tasks.setdefault(_default(text), len(tasks))
     )
     arrays["finish_reason"] = col.text_codes(
-        columns.get("finish_reason"), rows, lambda text: reasons.setdefault(text, len(reasons))
+        columns.array("finish_reason"), rows, lambda text: reasons.setdefault(text, len(reasons))
     )
-    reward = col.reals(columns.get("reward"), rows)
+    reward = col.reals(columns.array("reward"), rows)
     arrays["reward"] = np.where(np.isfinite(reward), reward, np.nan)
-    arrays["agentic"] = col.flags(columns.get("agentic"), rows)
-    ids = col.lists(columns.get("response_ids"), rows)
-    versions = col.lists(columns.get("response_model_steps"), rows)
-    mask = col.lists(columns.get("response_mask"), rows)
-    given = given_runs(columns.get(VERSION_RUNS), rows)
+    arrays["agentic"] = col.flags(columns.array("agentic"), rows)
+    ids, versions, mask, given = columns.lists("response_ids"), columns.versions, columns.mask, columns.given_runs
     arrays["tokens"] = _tokens(arrays, ids, versions, given, rows)
-    arrays |= _versions(versions, mask)
-    arrays |= _mask(mask, arrays.get("prior_len"))
+    arrays |= _versions(columns)
+    arrays |= _mask(columns, arrays.get("prior_len"))
     if given is not None:
         faults = BatchFaults(batch.path, batch.first_row, rows)
         overlay_runs(arrays, given, versions, mask, arrays["kind"] == _PUT, faults)
     if "response_ids" in columns:
         arrays |= _ids(ids, mask, arrays["kind"] == _PUT)
     if "trained_mask" in columns:
-        arrays["trained_mask_len"] = col.list_lengths(columns["trained_mask"], rows)
+        arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     for name in ("logprobs", "train_logprobs"):
         if name in columns:
-            arrays |= _logprobs(name, columns[name], rows, mask)
+            arrays |= _logprobs(name, batch.columns[name], rows, mask)
     return Scanned(batch.path, batch.first_row, arrays, tuple(tasks), tuple(reasons), texts)
 
 
@@ -155,9 +150,10 @@ def _starts(lengths: Int64s) -> Int64s:
     return np.cumsum(lengths) - lengths
 
 
-def _versions(versions: Lists, mask: Lists) -> Arrays:
+def _versions(columns: BatchColumns) -> Arrays:
     """Per row: entries (-1 for a null list), oldest, newest, falls from token to token, negative ones."""
-    rows, values = len(versions.lengths), versions.values
+    versions, mask, rows = columns.versions, columns.mask, columns.rows
+    values = versions.values
     arrays: Arrays = {
         "versions_len": np.where(versions.is_null, -1, versions.lengths),
         "versions_null": _null_rows(versions),
@@ -171,7 +167,7 @@ def _versions(versions: Lists, mask: Lists) -> Arrays:
         return arrays
     filled = np.flatnonzero(versions.lengths)
     starts = _starts(versions.lengths)
-    heads = run_heads(values, versions.lengths)
+    heads = columns.version_heads
     runs = values[heads].astype(np.int64)
     first_run = np.searchsorted(heads, starts[filled])
     arrays["oldest"][filled] = np.minimum.reduceat(runs, first_run)
@@ -207,9 +203,10 @@ def _aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
     return trained
 
 
-def _mask(mask: Lists, prior_len: Int64s | None) -> Arrays:
+def _mask(columns: BatchColumns, prior_len: Int64s | None) -> Arrays:
     """Per row: entries (-1 for a null mask), ones, ones among the prior tokens, and whether there is anything else."""
-    rows, values = len(mask.lengths), mask.values
+    mask, rows = columns.mask, columns.rows
+    values = mask.values
     arrays: Arrays = {
         "mask_len": np.where(mask.is_null, -1, mask.lengths),
         "mask_null": _null_rows(mask),
@@ -219,26 +216,22 @@ def _mask(mask: Lists, prior_len: Int64s | None) -> Arrays:
     }
     if len(values) == 0:
         return arrays
-    is_plain = values.dtype == np.bool_
-    if not is_plain and (values.min() < 0 or values.max() > 1):
+    if values.dtype != np.bool_ and (values.min() < 0 or values.max() > 1):
         owner = np.repeat(np.arange(rows), mask.lengths)
         arrays["mask_odd"][owner[(values != 0) & (values != 1)]] = True
-    elif not is_plain and values.dtype.itemsize == 1:
-        is_plain = True
-    flags = values.view(np.uint8) if is_plain else (values != 0).view(np.uint8)
     prior = np.zeros(rows, dtype=np.int64) if prior_len is None else np.clip(prior_len, 0, mask.lengths)
     parts = np.stack([prior, mask.lengths - prior], axis=1).reshape(-1)
-    ones = _sums(flags, parts)
+    ones = _sums(columns.mask_ones, parts)
     arrays["prior_ones"] = ones[0::2]
     arrays["mask_ones"] = ones[0::2] + ones[1::2]
     return arrays
 
 
-def _sums(flags: np.ndarray[Any, np.dtype[np.uint8]], lengths: Int64s) -> Int64s:
-    """Sums of consecutive parts of 0 and 1."""
+def _sums(ones: Ones, lengths: Int64s) -> Int64s:
+    """Ones in consecutive parts of a mask."""
     filled = np.flatnonzero(lengths)
     sums = np.zeros(len(lengths), dtype=np.int64)
-    sums[filled] = ones_between(flags, _starts(lengths)[filled])
+    sums[filled] = ones.between(_starts(lengths)[filled])
     return sums
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
-from tokenaudit.audit.scan import ABSENT, INT32_MAX, NULL_TEXT, UNKNOWN_TEXT
+from tokenaudit.audit.scan import INT32_MAX, NULL_TEXT, UNKNOWN_TEXT
+from tokenaudit.batch_columns import ABSENT
 from tokenaudit.columns import LARGEST
 from tokenaudit.digest import KIND_CODE, STATUS_CODE
 from tokenaudit.lifecycle.types import Status

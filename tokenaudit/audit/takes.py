@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.scan import ABSENT
 from tokenaudit.audit.table import LogTable
+from tokenaudit.batch_columns import ABSENT
 from tokenaudit.digest import KIND_CODE
 from tokenaudit.schema import EventKind
 

@@ -9,9 +9,9 @@ import numpy as np
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
-from tokenaudit.audit.scan import ABSENT
 from tokenaudit.audit.scan_runs import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
+from tokenaudit.batch_columns import ABSENT
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import KIND_CODE
 from tokenaudit.faults import FaultKind
