@@ -36,7 +36,7 @@ def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any])
     both = [
         load_settings(config_path=None, working_dir=tmp_path, isolated=True, log_config=config) for config in (a, b)
     ]
-    digest = digest_for(log, [one.config for one in both])
+    digest = digest_for(log, both)
     made: list[Side] = []
     for label, one in zip("ab", both, strict=True):
         tape = EventTape()

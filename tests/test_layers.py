@@ -45,6 +45,7 @@ LAYERS = (
     "tokenaudit.semantic_masks",
     "tokenaudit.mask_runs",
     "tokenaudit.rows",
+    "tokenaudit.quarantine",
     "tokenaudit.reading",
     "tokenaudit.log_writer",
     "tokenaudit.record_rows",

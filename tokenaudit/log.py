@@ -145,8 +145,11 @@ def open_workload(paths: Sequence[Path]) -> Log:
 
 def is_workload(paths: Sequence[Path]) -> bool:
     """Whether the first file that can be read has the columns of a workload and not those of a log."""
-    for path in (file for argument in paths for file in _expand(argument)[0]):
+    for path in log_files(paths):
         try:
+            # Opening a pipe would wait for somebody to write to it.
+            if not path.is_file():
+                continue
             names = pq.read_schema(path).names
         except (pa.ArrowException, OSError):
             continue

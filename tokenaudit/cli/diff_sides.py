@@ -173,8 +173,7 @@ def _replay_maker(
     with_groups: bool,
 ) -> RunMaker:
     """Replays on one digest of the log."""
-    configs = [one.config for one in settings]
-    digest = digest_for(log, configs, quarantine=options.quarantine, cache=options.cache, on_progress=on_progress)
+    digest = digest_for(log, settings, quarantine=options.quarantine, cache=options.cache, on_progress=on_progress)
 
     def make(one: Settings, tape: EventTape) -> Result:
         return replay_digest(

@@ -139,6 +139,7 @@ def _simulated(
     groups: bool,
     event_log: BinaryIO | None,
 ) -> Result:
+    from tokenaudit.cli.inputs import note_config
     from tokenaudit.simulating import simulate_workload
 
     with streams.progress() as bar:
@@ -156,7 +157,5 @@ def _simulated(
             event_log=event_log,
             on_progress=bar.update if bar else None,
         )
-    settings = simulated.settings
-    if settings.file is not None and config is None:
-        streams.note(f"note: config from {settings.source}")
+    note_config(simulated.settings, config)
     return simulated.result
