@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
+from tokenaudit.files import read_bounded
 from tokenaudit.footer import ChunkSize, chunk_sizes
 from tokenaudit.schema import (
     COLUMNS,
@@ -157,6 +158,16 @@ def is_workload(paths: Sequence[Path]) -> bool:
     return False
 
 
+def looks_like_log(path: Path) -> bool:
+    """Whether a path names Parquet, by its name or by how the file begins, or a folder with Parquet files."""
+    try:
+        if path.is_dir():
+            return bool(log_files([path]))
+        return path.suffix.lower() == ".parquet" or read_bounded(path, 4) == b"PAR1"
+    except OSError:
+        return False
+
+
 def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     found = [_expand(path) for path in paths]
     problems = [problem for _, problem in found if problem is not None]
@@ -288,6 +299,8 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         begins_well = False
     if begins_well:
         return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
+    if path.suffix.lower() == ".toml":
+        return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
     return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
 
 

@@ -22,7 +22,7 @@ from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
 from tokenaudit.run_events import RunEvent
-from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
+from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
 from tokenaudit.timeline import TimelineKind
 
 Progress = Callable[[str, int, int], None]
@@ -136,6 +136,8 @@ def digest_for(
         on_progress=stage(on_progress, f"reading {log.name}", log.rows),
     )
     check_left(digest)
+    for one in settings:
+        check_overridden_tasks(one, digest.tasks, digest.name)
     return digest
 
 

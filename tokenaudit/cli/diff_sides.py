@@ -13,7 +13,7 @@ from tokenaudit.cli.inputs import check_replay_only
 from tokenaudit.compare import Side
 from tokenaudit.errors import Problem, TokenauditError, UsageError
 from tokenaudit.files import read_bounded
-from tokenaudit.log import Log, open_log
+from tokenaudit.log import Log, looks_like_log, open_log
 from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.result import Result
 from tokenaudit.session import digest_for, load_result, replay_digest
@@ -68,6 +68,10 @@ def load_sides(options: SideOptions) -> tuple[Side, Side]:
         UsageError: the arguments don't make two sides.
         TokenauditError: a log, config or result can't be used.
     """
+    for name, path in (("A", options.a), ("B", options.b)):
+        if path is not None and looks_like_log(path):
+            what = f"{name} is a log, where a config or a saved result is wanted"
+            raise UsageError(Problem(what, str(path), f"call it as: tokenaudit diff A.toml B.toml --log {path}"))
     is_saved = tuple(path is not None and is_result(path) for path in (options.a, options.b))
     if not options.log:
         return _saved_sides(options, is_saved)
