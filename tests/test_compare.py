@@ -338,3 +338,9 @@ def test_unknown_figures_are_named_with_the_nearest():
         "did you mean 'dropped_tokens'?",
         "did you mean 'trained_token_rate'?",
     ]
+
+
+def test_both_sides_of_a_comparison_never_read_alike():
+    sides = [Side("", totals_of(dropped_tokens=dropped, produced_tokens=10_000_000)) for dropped in (50_000, 50_001)]
+    change = next(one for one in compare(*sides).totals if one.figure.name == "dropped_token_rate")
+    assert change_cells(change)[:3] == ("0.50000 %", "0.50001 %", "+0.00001 pp")
