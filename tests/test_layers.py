@@ -196,6 +196,7 @@ LAYERS = (
     "tokenaudit.cli.lint",
     "tokenaudit.cli.audit",
     "tokenaudit.cli.explain",
+    "tokenaudit.cli.run_options",
     "tokenaudit.cli.diff_sides",
     "tokenaudit.cli.diff",
     "tokenaudit.cli.job_summary",

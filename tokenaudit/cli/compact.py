@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import CacheOption, LogPaths, QuarantineOption, QuietOption, VerboseOption, digest_cache
+from tokenaudit.cli.options import (
+    CacheOption,
+    LogPaths,
+    ParquetOption,
+    QuarantineOption,
+    QuietOption,
+    VerboseOption,
+    digest_cache,
+)
 from tokenaudit.errors import Problem, UsageError
 
 
 def compact(
     log: LogPaths,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
-    ],
+    output: ParquetOption,
     cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     quiet: QuietOption = False,

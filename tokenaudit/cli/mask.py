@@ -13,6 +13,7 @@ from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
     LogPaths,
+    ParquetOption,
     QuarantineOption,
     QuietOption,
     SetOption,
@@ -26,9 +27,7 @@ from tokenaudit.errors import Problem, UsageError
 
 def mask(
     log: LogPaths,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
-    ],
+    output: ParquetOption,
     config: ConfigOption = None,
     set_: SetOption = None,
     device: Annotated[
