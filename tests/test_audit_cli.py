@@ -62,7 +62,7 @@ def test_rules_are_selected_by_code_beginning_or_name(
     [
         (("--select", "M999"), "no audit rule is called 'M999'"),
         (("--select", "Z"), "\n  hint: codes: G001 to G010, L001 to L024, M001 to M008, S001 to "),
-        (("--select", "v02"), "\n  hint: did you mean V012 or V002? codes: "),
+        (("--select", "v02"), "\n  hint: did you mean 'V012' or 'V002'? codes: "),
         (("--ignore", "mask-lenght"), "no audit rule is called 'mask-lenght'"),
         (("--select", "M001", "--ignore", "M"), "no rule is left"),
         (("--baseline", "absent.json"), "can't read the baseline"),

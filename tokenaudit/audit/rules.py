@@ -121,7 +121,7 @@ def _unknown(entry: str, rules: Sequence[Rule]) -> Problem:
     known = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
     written = entry.lower() if "-" in entry else entry.upper()
     close = get_close_matches(written[:_LONGEST_ENTRY], known, n=_MOST_CLOSE)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {_families(rules)}")
 
 

@@ -24,13 +24,13 @@ class RunOptions:
         cache: where digests of replayed logs are kept.
     """
 
-    timeline: TimelineKind | None
-    quarantine: bool
-    isolated: bool
-    simulate: bool
-    prompt_order: PromptOrder | None
-    token_time_us: int | None
-    cache: DigestCache | None
+    timeline: TimelineKind | None = None
+    quarantine: bool = False
+    isolated: bool = False
+    simulate: bool = False
+    prompt_order: PromptOrder | None = None
+    token_time_us: int | None = None
+    cache: DigestCache | None = None
 
     def need_log(self) -> dict[str, object]:
         """The options that mean nothing for a saved result, with their values."""
