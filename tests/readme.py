@@ -11,6 +11,7 @@ from tokenaudit import metrics as m
 from tokenaudit.audit.catalogue import RULES
 from tokenaudit.audit.rules import Fact
 from tokenaudit.cli.diff_sides import SideOptions, load_sides
+from tokenaudit.cli.run_options import RunOptions
 from tokenaudit.compare import compare
 from tokenaudit.gate import judge
 from tokenaudit.metrics import METRICS, RATES
@@ -72,7 +73,9 @@ def _output(config: str | None, steps: tuple[int, int] | None) -> str:
 
 
 def _diff_output() -> str:
-    sides = load_sides(SideOptions(*CONFIGS, [SAMPLE], (), (), None, quarantine=False, isolated=True))
+    a, b = CONFIGS
+    options = SideOptions(a=a, b=b, log=[SAMPLE], set_both=(), set_b=(), run=RunOptions(isolated=True))
+    sides = load_sides(options)
     return f"```text\n{render_diff_table(compare(*sides))}```"
 
 

@@ -13,7 +13,7 @@ from builders import put, take, write_log
 from conftest import SAMPLE
 
 from tokenaudit.audit.findings import MOST_KEPT
-from tokenaudit.render.audit_github import MOST_ANNOTATIONS
+from tokenaudit.render.annotations import MOST_ANNOTATIONS
 
 CONFIG = ("-s", "policy.max_staleness=3")
 
@@ -61,6 +61,8 @@ def test_rules_are_selected_by_code_beginning_or_name(
     ("options", "what"),
     [
         (("--select", "M999"), "no audit rule is called 'M999'"),
+        (("--select", "Z"), "\n  hint: codes: G001 to G010, L001 to L024, M001 to M008, S001 to "),
+        (("--select", "v02"), "\n  hint: did you mean 'V012' or 'V002'? codes: "),
         (("--ignore", "mask-lenght"), "no audit rule is called 'mask-lenght'"),
         (("--select", "M001", "--ignore", "M"), "no rule is left"),
         (("--baseline", "absent.json"), "can't read the baseline"),
@@ -211,6 +213,14 @@ def test_sarif_places_findings_at_the_log_and_knows_them_again(run_cli, tmp_path
         assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == path.as_posix()
     prints = [result["partialFingerprints"]["finding/v1"] for result in run["results"]]
     assert len(set(prints)) == len(prints) == 6
+
+
+def test_no_name_from_a_log_becomes_a_link_or_a_placeholder_in_sarif(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1, task_name="[a](b){0}", response_mask=[0])])
+    (run,) = json.loads(run_cli("audit", path, "--format", "sarif").out)["runs"]
+    texts = [result["message"]["text"] for result in run["results"] if "(b)" in result["message"]["text"]]
+    assert texts
+    assert all("\\[a\\](b){{0}}" in text for text in texts)
 
 
 def test_github_annotations_are_few_and_say_how_many_more(run_cli, tmp_path: Path):

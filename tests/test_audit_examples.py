@@ -265,10 +265,12 @@ def test_version_runs_tell_what_token_columns_would(tmp_path: Path):
     assert messages(report, "fully-masked-row") == ["none of 6 tokens is trainable"]
 
 
-def test_a_run_without_a_version_is_a_missing_version(tmp_path: Path):
-    row = put(1, 3, tokens=6, model_step=None, response_version_runs=runs((0, 4, 4), (None, 2, 2)))
+@pytest.mark.parametrize("model_step", [None, 0])
+def test_a_run_without_a_version_is_a_missing_version(model_step: int | None, tmp_path: Path):
+    row = put(1, 3, tokens=6, model_step=model_step, response_version_runs=runs((0, 4, 4), (None, 2, 2)))
     report = audited(tmp_path / "log", [row])
-    assert messages(report, "version-missing")[0].startswith("2 of 6 tokens carry no version")
+    told = "2 of 6 tokens carry no version and their version runs have none ("
+    assert messages(report, "version-missing")[0].startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -415,3 +415,26 @@ def test_json_holds_every_metric_of_the_registry(run_cli):
     result = json.loads(run_cli("replay", SAMPLE, "--format", "json").out)
     in_rows = set(result["steps"][0]) | set(result["ledger"]["total"])
     assert set(METRICS) - {metric.name for metric in SIMULATED_METRICS} <= in_rows
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay"],
+        ["gate", "--rule", "expired_groups <= 0"],
+        ["mask", "-o", "out.parquet"],
+        ["explain", "--step", "1"],
+        ["diff", "--set-b", "policy.max_staleness=1", "--log"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_override_for_a_task_the_log_lacks_is_refused_and_in_a_config_only_told(command, tmp_path: Path, run_cli):
+    log = write_log(tmp_path / "log.parquet", [put(1, 1, task_name="math"), take(2, task_name="math")])
+    override = ("-s", "tasks.mth.max_staleness=3")
+    ran = run_cli(*command, log, *override, "-q")
+    assert (ran.code, ran.out) == (2, "")
+    told = "error: -s tasks.mth: there is no task 'mth'\n  at: log.parquet\n  hint: did you mean 'math'? tasks: math\n"
+    assert ran.err == told
+    (tmp_path / "tokenaudit.toml").write_text("[tasks.mth]\nmax_staleness = 1\n")
+    ran = run_cli(*command, log, *override)
+    assert ran.code == 0, ran.err

@@ -122,6 +122,12 @@ def test_saved_results(log: Path, tmp_path: Path, run_cli: Run):
         (["one.json", "one.json", "-o", "x.parquet"], "extensions: .json, .csv, .md, .markdown, .txt"),
         (["one.json", "one.json", "-o", "one.json"], "overwrite what is being read"),
         (["one.json", "other.json"], "A and B come from different logs"),
+        (["log.parquet", "one.toml"], "A is a log, where a config or a saved result is wanted\n  at: log.parquet\n"),
+        (["log.parquet", "one.toml"], "hint: call it as: tokenaudit diff A.toml B.toml --log log.parquet\n"),
+        (["one.toml", "log.parquet", "--log", "log.parquet"], "B is a log"),
+        (["one.toml", "log"], "B is a log"),
+        ([".", "one.toml"], "A is a log"),
+        (["one.toml", "zero.toml", "--log", "one.toml"], "a TOML file is no log\n  at: one.toml\n"),
     ],
 )
 def test_what_makes_no_two_sides_is_exit_code_2(
@@ -129,6 +135,7 @@ def test_what_makes_no_two_sides_is_exit_code_2(
 ):
     (tmp_path / "one.json").write_text(result_to_json(made_result([{}])))
     (tmp_path / "other.json").write_text(result_to_json(made_result([{}], content_hash="sha256:other")))
+    (tmp_path / "log").write_bytes(log.read_bytes())
     ran = run_cli("diff", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err

@@ -292,6 +292,35 @@ def test_files_are_written_in_every_format(head: Path, base: Path, tmp_path: Pat
     assert (tmp_path / "gate.txt").read_text() == run_cli("gate", head, "--baseline", base).out
 
 
+def test_where_a_file_cannot_be_written_none_is(head: Path, base: Path, tmp_path: Path, run_cli: Run, monkeypatch):
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    before = {path.name for path in tmp_path.iterdir()}
+    # A folder that is there, and takes no file.
+    outputs = ("-o", "gate.json", "-o", "/proc/gate.md")
+    for command in (
+        ("gate", head, "--baseline", base, "--summary", *outputs),
+        ("gate", head, "--rule", "expired_groups <= 9", "--write-baseline", "new.json", *outputs),
+        ("diff", head, base, *outputs),
+        ("audit", SAMPLE, *outputs),
+        ("replay", head, *outputs),
+        ("simulate", SAMPLE, "-s", "timeline.steps=1", "-o", "events.parquet", *outputs),
+    ):
+        ran = run_cli(*command, "-q")
+        assert (ran.code, ran.out) == (2, ""), command
+        assert "/proc/gate.md" in ran.err
+        assert {path.name for path in tmp_path.iterdir()} == before, command
+
+
+def test_a_summary_that_cannot_be_appended_to_is_told_before_anything_is_written(
+    head: Path, base: Path, tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    ran = run_cli("gate", head, "--baseline", base, "--summary", "-o", "gate.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert not (tmp_path / "gate.json").exists()
+
+
 @pytest.mark.parametrize("name", ["table", "json", "markdown", "junit", "sarif", "github"])
 def test_standard_output_takes_every_format(name: str, head: Path, base: Path, run_cli: Run):
     ran = run_cli("gate", head, "--baseline", base, "--format", name)

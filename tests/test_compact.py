@@ -287,3 +287,40 @@ def test_outputs_that_are_refused(run_cli, output: str, message: str):
     ran = run_cli("compact", SAMPLE, "-o", output)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
+
+
+FAULTY = [
+    put(1, response_len=3, response_model_steps=[0, 0, 1], response_mask=[1, 0, 1]),
+    put(2, response_len=2, response_model_steps=[0, 0, 0]),
+    {"event": "sample", "event_id": 3, "group_id": 2, "status": "aborted"},
+    put(4, event="puts", group_id=5, response_len=2, model_step=0),
+    put(6, group_id=5, rollout_id=6, response_len=2, model_step=0),
+    put(7, response_len=4, model_step=1, train_step=2),
+    {"event": "take", "event_id": 8, "train_step": 2, "batch_size": 4},
+]
+
+
+def test_compact_leaves_out_the_groups_that_quarantine_leaves_out(tmp_path: Path, run_cli):
+    path = write(tmp_path / "log.parquet", FAULTY)
+    ran = run_cli("compact", path, "-o", "small.parquet")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--quarantine to leave out the 2 groups" in ran.err
+    ran = run_cli("compact", path, "-o", "small.parquet", "--quarantine")
+    assert (ran.code, ran.out) == (0, "3 rows: 7 tokens as 4 version runs\n")
+    assert "warning: 2 groups with " in ran.err
+    assert "more versions than tokens (1), unknown event (1)" in ran.err
+    rows = pq.read_table(tmp_path / "small.parquet").to_pylist()
+    assert [(row["event"], row["group_id"]) for row in rows] == [("put", 1), ("put", 7), ("take", None)]
+    small, whole = (
+        replay_log(name, quarantine=True, isolated=True).result.totals for name in (tmp_path / "small.parquet", path)
+    )
+    assert small == whole
+
+
+def test_rows_that_quarantine_leaves_out_need_not_fit_the_new_log(tmp_path: Path, run_cli):
+    table = pa.Table.from_pylist(FAULTY, SCHEMA)
+    ids = pa.array([1, 2, None, 2**63 + 5, 6, 7, None], pa.uint64())
+    table = table.set_column(table.schema.get_field_index("rollout_id"), "rollout_id", ids)
+    pq.write_table(table, tmp_path / "log.parquet")
+    ran = run_cli("compact", tmp_path / "log.parquet", "-o", "small.parquet", "--quarantine")
+    assert (ran.code, ran.out) == (0, "3 rows: 7 tokens as 4 version runs\n")

@@ -36,7 +36,7 @@ def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any])
     both = [
         load_settings(config_path=None, working_dir=tmp_path, isolated=True, log_config=config) for config in (a, b)
     ]
-    digest = digest_for(log, [one.config for one in both])
+    digest = digest_for(log, both)
     made: list[Side] = []
     for label, one in zip("ab", both, strict=True):
         tape = EventTape()
@@ -338,3 +338,9 @@ def test_unknown_figures_are_named_with_the_nearest():
         "did you mean 'dropped_tokens'?",
         "did you mean 'trained_token_rate'?",
     ]
+
+
+def test_both_sides_of_a_comparison_never_read_alike():
+    sides = [Side("", totals_of(dropped_tokens=dropped, produced_tokens=10_000_000)) for dropped in (50_000, 50_001)]
+    change = next(one for one in compare(*sides).totals if one.figure.name == "dropped_token_rate")
+    assert change_cells(change)[:3] == ("0.50000 %", "0.50001 %", "+0.00001 pp")

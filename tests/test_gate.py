@@ -479,3 +479,15 @@ def test_rewards_are_judged_as_the_decimals_that_people_read():
         PASS,
     ]
     assert judged(run, "raw_rewards_sum <= 3418.529").exit_code() == FAIL
+
+
+def test_values_that_differ_never_read_alike():
+    before = totals_of(dropped_tokens=50_000, produced_tokens=10_000_000)
+    better, worse = (totals_of(dropped_tokens=dropped, produced_tokens=10_000_000) for dropped in (49_999, 50_001))
+    report = judged(better, "dropped_token_rate <= +0pp", baseline=before)
+    assert improvement_line(report).endswith(": dropped_token_rate 0.50000 % → 0.49999 %")
+    assert words(verdict(worse, "dropped_token_rate <= +0pp", before)) == (
+        "0.50001 % (50,001 of 10,000,000) is 0.00001 pp above the limit 0.50000 %; "
+        "baseline 0.50000 %, change +0.00001 pp (+<0.1 %); worst step 1: 0.50001 % (baseline 0.50000 %); "
+        "worst task there math: 0.50001 % (baseline 0.50000 %)"
+    )

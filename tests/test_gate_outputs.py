@@ -18,10 +18,11 @@ from results import made_result, totals_of
 from tokenaudit.compare import Comparison, Side, compare
 from tokenaudit.gate import judge
 from tokenaudit.metrics import METRICS
+from tokenaudit.render.annotations import MOST_ANNOTATIONS
 from tokenaudit.render.diff_table import render_diff_table
 from tokenaudit.render.gate_markdown import fitting
 from tokenaudit.render.gate_table import render_gate_table
-from tokenaudit.render.github import MOST_ANNOTATIONS, render_github
+from tokenaudit.render.github import render_github
 from tokenaudit.render.junit import render_junit
 from tokenaudit.render.sarif import render_sarif
 from tokenaudit.thresholds import parse_rule

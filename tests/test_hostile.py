@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -171,11 +174,64 @@ def test_names_that_are_no_utf8_are_escaped(tmp_path: Path, run_cli):
     assert list(json.loads(ran.out)["totals"]["tasks"]) == ["m\\x81th"]
 
 
-def test_a_log_of_faulty_groups_only_leaves_nothing_to_replay(tmp_path: Path, run_cli):
-    write_log(tmp_path / "log.parquet", [put(1, 1, response_mask=[1])])
-    ran = run_cli("replay", "log.parquet", "--quarantine", "-s", "timeline.train_batch_size=1")
+PIPES = ("pipe", "pipe.parquet")
+
+
+@pytest.mark.parametrize("others", [[], [take(2)]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay"],
+        ["gate", "--rule", "expired_groups <= 0"],
+        ["mask", "-o", "out.parquet"],
+        ["compact", "-o", "out.parquet"],
+        ["explain", "--step", "1"],
+        ["diff", "--set-b", "policy.max_staleness=1", "--log"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_log_of_faulty_groups_only_leaves_nothing_to_judge(command, others, tmp_path: Path, run_cli):
+    write_log(tmp_path / "log.parquet", [put(1, 1, response_mask=[1]), *others])
+    ran = run_cli(*command, "log.parquet", "--quarantine", "-q")
     assert (ran.code, ran.out) == (2, "")
-    assert "no event is left to replay" in ran.err
+    assert "error: no put is left to replay\n  at: log.parquet\n" in ran.err
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("place", ["pipe", "pipe.parquet", "socket", "/dev/null", "folder"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay",
+        "audit",
+        "inspect",
+        "simulate",
+        "lint",
+        "explain --step 1",
+        "workload -o out.parquet",
+        "mask -o out.parquet",
+        "compact -o out.parquet",
+        "gate --rule expired_groups<=0",
+        "gate --simulate --rule expired_groups<=0",
+        "diff --set-b policy.max_staleness=1 --log",
+        "diff --simulate --set-b policy.max_staleness=1 --log",
+    ],
+)
+def test_what_is_no_file_is_refused_without_waiting_for_it(command: str, place: str, tmp_path: Path, run_cli):
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "socket"))
+    # A command that opens a pipe to read waits for somebody who writes; this ends it after a while.
+    waiting = threading.Timer(20, lambda: [os.close(os.open(tmp_path / name, os.O_RDWR)) for name in PIPES])
+    waiting.start()
+    began = time.monotonic()
+    ran = run_cli(*command.split(), place)
+    waiting.cancel()
+    assert (ran.code, time.monotonic() - began < 15) == (2, True)
+    assert "internal error" not in ran.err
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_too_many_rows_are_refused_before_they_are_made(tmp_path: Path, run_cli):

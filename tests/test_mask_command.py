@@ -191,3 +191,12 @@ def test_other_devices_need_torch(tmp_path: Path, device: str):
     assert ran.returncode == 2
     assert f"--device {device} needs torch, which isn't installed" in ran.stderr
     assert "pip install torch" in ran.stderr
+
+
+def test_groups_that_quarantine_leaves_out_are_told(log: Path, run_cli: Any):
+    table = pq.read_table(log)
+    lengths = pa.array([1, *table["response_len"].to_pylist()[1:]], pa.int32())
+    pq.write_table(table.set_column(table.schema.get_field_index("response_len"), "response_len", lengths), log)
+    ran = run_cli("mask", log, "-o", "masks.parquet", "--quarantine", *CONFIG)
+    assert ran.code == 0, ran.err
+    assert "warning: 1 group with 3 new tokens left out because of structural faults\n" in ran.err

@@ -95,8 +95,22 @@ def test_faulty_lines_are_told_and_the_others_recorded(tmp_path: Path, run_cli):
 
 def test_only_the_first_faults_are_told_one_by_one(tmp_path: Path, run_cli):
     ran = run_cli("record", "--from-jsonl", written(tmp_path, *["{"] * 50), "-o", "log")
+    assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("error: not JSON") == 20
     assert "50 lines could not be recorded" in ran.err
+
+
+def test_lines_that_are_all_faulty_leave_everything_as_it_was(tmp_path: Path, run_cli):
+    bad, good = written(tmp_path, "{", "[1]"), tmp_path / "good.jsonl"
+    good.write_text(f"{json.dumps(TAKE)}\n")
+    ran = run_cli("record", "--from-jsonl", bad, "-o", "log")
+    assert (ran.code, ran.out) == (2, "")
+    assert "2 lines could not be recorded" in ran.err
+    assert not (tmp_path / "log").exists()
+    run_cli("record", "--from-jsonl", good, "-o", "log")
+    ran = run_cli("record", "--from-jsonl", bad, "-o", "log", "--append")
+    assert (ran.code, ran.out) == (2, "")
+    assert [part.name for part in (tmp_path / "log").iterdir()] == ["part-000001.parquet"]
 
 
 def test_a_line_of_any_length_takes_bounded_memory(tmp_path: Path, run_cli, monkeypatch: pytest.MonkeyPatch):

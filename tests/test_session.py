@@ -159,7 +159,8 @@ def test_overrides_that_change_nothing_are_told(tmp_path: Path):
 
 def test_tasks_that_do_not_meet_are_told(tmp_path: Path):
     rows = [put(1, 1, task_name="math"), take(2, task_name="code")]
-    found = notices(replayed(tmp_path, rows, "tasks.chat.max_staleness=2"))
+    (tmp_path / "chat.toml").write_text("[tasks.chat]\nmax_staleness = 1\n")
+    found = notices(replayed(tmp_path, rows, "tasks.chat.max_staleness=2", config_path=tmp_path / "chat.toml"))
     assert found["task-not-in-log"] == "task chat is in the config, but the log has no such task"
     assert found["task-without-put"] == "task code is sampled or taken, but never put"
 

@@ -6,7 +6,7 @@ import pytest
 from tokenaudit.config import dotted_items, parse_config, resolved
 from tokenaudit.config_model import Config, ReplayPolicy
 from tokenaudit.errors import ConfigError, Problem
-from tokenaudit.settings import FoundBy, load_settings
+from tokenaudit.settings import FoundBy, check_overridden_tasks, load_settings
 
 METADATA = "log metadata tokenaudit.config"
 REPLACES = "-c FILE replaces the log's own config"
@@ -520,3 +520,34 @@ def test_dots_in_texts_are_no_parts_of_a_key(work, load, faults):
     assert len(load(config="many.toml").config.gate.rules) == 90
     (work / "deep.toml").write_text("x = {" + "a." * 90 + "a = 1}\n")
     assert [problem.what for problem in faults(config="deep.toml")] == ["a key of more than 64 parts"]
+
+
+def test_tasks_that_only_overrides_name(load, work):
+    (work / "some.toml").write_text("[tasks.code]\nweight = 1\n[tasks.empty]\n")
+    overrides = ("tasks.code.weight=2", "tasks.empty.weight=2", "tasks.mth.weight=1", 'tasks."a.b".weight=1')
+    assert load(*overrides).overridden_tasks == ("code", "empty", "mth", "a.b")
+    assert load(*overrides, config="some.toml").overridden_tasks == ("mth", "a.b")
+    assert load(*overrides, log_config={"tasks": {"mth": {}}}).overridden_tasks == ("code", "empty", "a.b")
+    assert load("policy.max_staleness=1", config="some.toml").overridden_tasks == ()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "hint"),
+    [
+        (("math", "code"), "did you mean 'math'? tasks: math, code"),
+        (("code",), "tasks: code"),
+        ((), "there are no tasks"),
+    ],
+)
+def test_an_override_for_a_task_that_is_not_there(load, tasks, hint):
+    with pytest.raises(ConfigError) as caught:
+        check_overridden_tasks(load("tasks.mth.weight=1"), tasks, "log.parquet")
+    assert caught.value.problems == (Problem("-s tasks.mth: there is no task 'mth'", "log.parquet", hint),)
+    check_overridden_tasks(load("tasks.mth.weight=1"), (*tasks, "mth"), "log.parquet")
+
+
+@pytest.mark.parametrize("size", [4, 2**20 + 1])
+def test_a_log_in_place_of_a_config_is_told_as_such(faults, work, size):
+    (work / "log").write_bytes(b"PAR1".ljust(size, b"\xff"))
+    problem = Problem("a Parquet file is no config", "log", "a config is TOML; is this the log?")
+    assert faults(config="log") == [problem]

@@ -233,7 +233,8 @@ def test_a_run_that_cannot_go_on_shows_its_rows_and_says_why(run_cli: Any, tmp_p
         (["--steps", "0"], "should be greater than or equal to 1"),
         (["--max-concurrency", "0"], "should be greater than or equal to 1"),
         ([], "a disaggregated simulation needs timeline.steps"),
-        (["--steps", "2", "-s", "tasks.other.weight=1", "-s", "timeline.train_batch_size=2"], "has no prompt"),
+        (["--steps", "2", "-c", "other.toml", "-s", "timeline.train_batch_size=2"], "task other has no prompt"),
+        (["--steps", "2", "-s", "tasks.defualt.weight=1"], "there is no task 'defualt'\n  at: workload.parquet"),
         (["--steps", "2", "--token-time-us", "5"], "--token-time-us is for logs, and this is a workload"),
         (["--steps", "2", "-o", "a.parquet", "-o", "b.parquet"], "-o names more than one event log"),
         (["--steps", "2", "-o", "rows.xlsx"], "-o can't tell a format"),
@@ -241,6 +242,7 @@ def test_a_run_that_cannot_go_on_shows_its_rows_and_says_why(run_cli: Any, tmp_p
     ],
 )
 def test_what_cannot_begin_exits_with_2(arguments: list[str], told: str, run_cli: Any, small: tuple[Path, Path]):
+    (small[1].parent / "other.toml").write_text(f"{CONFIG}\n[tasks.other]\nweight = 1\n")
     ran = run_cli("simulate", small[0], "-c", small[1], *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert told in ran.err

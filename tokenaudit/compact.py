@@ -19,6 +19,7 @@ from tokenaudit.given_runs import GivenRuns, given_runs
 from tokenaudit.log import Log, LogBatch
 from tokenaudit.log_writer import RUN_TYPE, run_structs
 from tokenaudit.mask_runs import split_at_masks
+from tokenaudit.quarantine import is_left
 from tokenaudit.runs import MISSING_VERSION, Runs, is_prefix
 from tokenaudit.schema import (
     COLUMN_BY_NAME,
@@ -50,7 +51,7 @@ class Compacted:
     """What was written.
 
     Attributes:
-        rows: rows, as many as in the log.
+        rows: rows, as many as in the log without what is quarantined.
         tokens: tokens of its responses.
         runs: version runs that stand for them.
         left_out: columns of the log that were left out.
@@ -72,7 +73,7 @@ def write_compact(
     Args:
         target: the file.
         log: the log.
-        digest: its digest, without quarantine.
+        digest: its digest; the groups that it leaves out are left out.
         on_progress: called with the number of rows read so far.
 
     Raises:
@@ -84,21 +85,22 @@ def write_compact(
     fields |= {"response_len": pa.int32(), "prior_len": pa.int32(), VERSION_RUNS: pa.list_(RUN_TYPE)}
     schema = pa.schema(list(fields.items()), metadata=_metadata(log))
     read = [*names, *(name for name in (_MASK, VERSION_RUNS) if name in log.columns)]
-    first_row = waiting_rows = runs = 0
+    first_row = rows = waiting_rows = runs = 0
     waiting: list[pa.RecordBatch] = []
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for batch in read_batches(log, read, on_progress):
             waiting.append(_compacted(batch, first_row, digest, prior_len, schema))
             runs += len(waiting[-1][VERSION_RUNS].flatten())
             first_row += batch.rows
-            waiting_rows += batch.rows
+            rows += len(waiting[-1])
+            waiting_rows += len(waiting[-1])
             if waiting_rows >= _ROWS_PER_GROUP:
                 writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=waiting_rows)
                 waiting, waiting_rows = [], 0
         if waiting_rows:
             writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=waiting_rows)
     return Compacted(
-        rows=first_row,
+        rows=rows,
         tokens=int(digest.responses.tokens.sum()),
         runs=runs,
         left_out=tuple(name for name in log.columns if name in TOKEN_COLUMNS),
@@ -115,7 +117,7 @@ def _compacted(
     batch: LogBatch, first_row: int, digest: Digest, prior_len: tuple[Int64s, Bools], schema: pa.Schema
 ) -> pa.RecordBatch:
     first, last = np.searchsorted(digest.log_row, [first_row, first_row + batch.rows]).tolist()
-    rows = digest.log_row[first:last] - first_row
+    batch, rows = _left(batch, digest, digest.log_row[first:last] - first_row)
     is_absent = np.ones(batch.rows, dtype=np.bool_)
     is_absent[rows] = False
 
@@ -137,6 +139,15 @@ def _compacted(
     columns[VERSION_RUNS] = _run_lists(_split_runs(batch, digest, first, last, rows), rows, is_absent)
     absent = {name: pa.nulls(batch.rows, schema.field(name).type) for name in schema.names if name not in columns}
     return pa.record_batch([(columns | absent)[name] for name in schema.names], schema=schema)
+
+
+def _left(batch: LogBatch, digest: Digest, rows: Int64s) -> tuple[LogBatch, Int64s]:
+    """A batch without the rows that are quarantined, and where some of the others, `rows`, stand in it."""
+    left = is_left(batch, digest)
+    if left.all():
+        return batch, rows
+    columns = {name: array.filter(pa.array(left)) for name, array in batch.columns.items()}
+    return batch._replace(columns=columns, rows=int(left.sum())), (np.cumsum(left) - 1)[rows]
 
 
 def _split_runs(batch: LogBatch, digest: Digest, first: int, last: int, rows: Int64s) -> Runs:

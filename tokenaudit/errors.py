@@ -69,10 +69,12 @@ class LedgerError(AssertionError):
 
 _LONGEST_NAME = 200
 """Characters of a name that are compared with those that exist."""
+_MOST_LISTED = 100
+"""Names that a hint lists; a log may have a thousand tasks."""
 
 
 def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
-    """A hint that names the entry of `known` closest to `name`, or lists all of them.
+    """A hint that names the entry of `known` closest to `name`, or lists them.
 
     Args:
         name: what the user wrote.
@@ -84,7 +86,9 @@ def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
     close = get_close_matches(name[:_LONGEST_NAME], options, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"{label}: {', '.join(options)}" if options else f"there are no {label}"
+    listed = ", ".join(options[:_MOST_LISTED])
+    more = f" and {len(options) - _MOST_LISTED} more" if len(options) > _MOST_LISTED else ""
+    return f"{label}: {listed}{more}" if options else f"there are no {label}"
 
 
 def shown(value: object) -> str:

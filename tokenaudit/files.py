@@ -6,10 +6,10 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from tokenaudit.errors import Problem, UsageError
 
@@ -34,21 +34,65 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: the file can't be written.
     """
-    temporary: Path | None = None
-    try:
+    with _told(path), _Temporary(path) as temporary:
+        yield temporary.file
+        temporary.take_place()
+
+
+def write_files(contents: Sequence[tuple[Path, bytes]]) -> None:
+    """Write files as a whole; where one of them can't be written, none gets its name.
+
+    Raises:
+        UsageError: a file can't be written.
+    """
+    with ExitStack() as stack:
+        written: list[_Temporary] = []
+        for path, content in contents:
+            with _told(path):
+                written.append(stack.enter_context(_Temporary(path)))
+                written[-1].file.write(content)
+                # What is still buffered could fail to fit the disk, once others have their names.
+                written[-1].file.close()
+        for temporary in written:
+            with _told(temporary.path):
+                temporary.take_place()
+
+
+class _Temporary:
+    """A file under a temporary name beside `path`: it takes that name, or is removed when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tokenaudit.")
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-        temporary = None
+        self.file = os.fdopen(handle, "wb")
+        self._name: Path | None = Path(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name is not None:
+            with suppress(OSError):
+                self.file.close()
+            self._name.unlink(missing_ok=True)
+
+    def take_place(self) -> None:
+        """Replace what is at `path`."""
+        assert self._name is not None
+        self.file.close()
+        self._name.chmod(0o666 & ~_umask())
+        self._name.replace(self.path)
+        self._name = None
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Faults of the system as a problem with a file to write."""
+    try:
+        yield
     except OSError as error:
         problem = Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
         raise UsageError(problem) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

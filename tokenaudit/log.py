@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
+from tokenaudit.files import read_bounded
 from tokenaudit.footer import ChunkSize, chunk_sizes
 from tokenaudit.schema import (
     COLUMNS,
@@ -145,13 +146,26 @@ def open_workload(paths: Sequence[Path]) -> Log:
 
 def is_workload(paths: Sequence[Path]) -> bool:
     """Whether the first file that can be read has the columns of a workload and not those of a log."""
-    for path in (file for argument in paths for file in _expand(argument)[0]):
+    for path in log_files(paths):
         try:
+            # Opening a pipe would wait for somebody to write to it.
+            if not path.is_file():
+                continue
             names = pq.read_schema(path).names
         except (pa.ArrowException, OSError):
             continue
         return _WORKLOAD_MARK in names and _LOG_MARK not in names
     return False
+
+
+def looks_like_log(path: Path) -> bool:
+    """Whether a path names Parquet, by its name or by how the file begins, or a folder with Parquet files."""
+    try:
+        if path.is_dir():
+            return bool(log_files([path]))
+        return path.suffix.lower() == ".parquet" or read_bounded(path, 4) == b"PAR1"
+    except OSError:
+        return False
 
 
 def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
@@ -285,6 +299,8 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         begins_well = False
     if begins_well:
         return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
+    if path.suffix.lower() == ".toml":
+        return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
     return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
 
 

@@ -31,11 +31,22 @@ def notices(
         *(Notice(warning.code, warning.message, warning.cost) for warning in warnings),
         *(Notice("source-limit", limit) for limit in log.limits),
         *(Notice("log-note", note) for note in log.notes),
-        *_coverage_notices(digest, coverage),
+        *quarantine_notices(digest),
+        *_coverage_notices(coverage),
         *_put_notices(digest),
         *_task_notices(config, digest),
         *_timeline_notices(digest, kind, ledger),
     ]
+
+
+def quarantine_notices(digest: Digest) -> list[Notice]:
+    """What quarantine left out, if anything."""
+    if not digest.quarantined_groups:
+        return []
+    faults = ", ".join(f"{kind} ({rows})" for kind, rows in digest.faults.items())
+    groups = f"{digest.quarantined_groups} group{'s' * (digest.quarantined_groups != 1)}"
+    message = f"{groups} with {digest.quarantined_tokens} new tokens left out because of structural faults"
+    return [Notice("quarantined", message, f"Faulty rows: {faults}.")]
 
 
 def override_notices(
@@ -92,12 +103,7 @@ def _is_put(digest: Digest) -> Bools:
     return digest.events.kind == KIND_CODE[EventKind.PUT]
 
 
-def _coverage_notices(digest: Digest, coverage: Coverage) -> Iterator[Notice]:
-    if coverage.quarantined_groups:
-        faults = ", ".join(f"{kind} ({rows})" for kind, rows in digest.faults.items())
-        groups = f"{coverage.quarantined_groups} group{'s' * (coverage.quarantined_groups != 1)}"
-        message = f"{groups} with {coverage.quarantined_tokens} new tokens left out because of structural faults"
-        yield Notice("quarantined", message, f"Faulty rows: {faults}.")
+def _coverage_notices(coverage: Coverage) -> Iterator[Notice]:
     if coverage.stamped_tokens:
         message = f"{coverage.stamped_tokens} tokens carry no version"
         cost = "They got the version that a sync every sync_weights_interval steps would have made live."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tokenaudit.cache import DigestCache
 from tokenaudit.config import resolved
-from tokenaudit.config_model import Config
 from tokenaudit.digest import Digest
 from tokenaudit.errors import LogError, Problem, ResultError
 from tokenaudit.files import read_bounded
@@ -23,7 +22,7 @@ from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
 from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
 from tokenaudit.run_events import RunEvent
-from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, load_settings
+from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
 from tokenaudit.timeline import TimelineKind
 
 Progress = Callable[[str, int, int], None]
@@ -70,7 +69,7 @@ def load_log(
         isolated=isolated,
         log_config=log.config_json,
     )
-    digest = digest_for(log, [settings.config], quarantine=quarantine, cache=cache, on_progress=on_progress)
+    digest = digest_for(log, [settings], quarantine=quarantine, cache=cache, on_progress=on_progress)
     return LoadedLog(log, digest, settings)
 
 
@@ -121,21 +120,36 @@ def replay_log(
 
 def digest_for(
     log: Log,
-    configs: Iterable[Config],
+    settings: Collection[Settings],
     *,
     quarantine: bool = False,
     cache: DigestCache | None = None,
     on_progress: Progress | None = None,
 ) -> Digest:
-    """Read a log once, so that it can be replayed under every one of `configs`; see `replay_log`."""
+    """Read a log once, so that it can be replayed under every one of `settings`; see `replay_log`."""
     # what is kept of a digest doesn't tell the rows that versions known as spans stand in
     read = read_digest if cache is None or NEWEST in log.columns else cache.read_digest
-    return read(
+    digest = read(
         log,
         quarantine=quarantine,
-        allow_missing_versions=any(config.timeline.stamp_missing for config in configs),
+        allow_missing_versions=any(one.config.timeline.stamp_missing for one in settings),
         on_progress=stage(on_progress, f"reading {log.name}", log.rows),
     )
+    check_left(digest)
+    for one in settings:
+        check_overridden_tasks(one, digest.tasks, digest.name)
+    return digest
+
+
+def check_left(digest: Digest) -> None:
+    """Refuse a log of which quarantine leaves no put: takes alone have nothing to say.
+
+    Raises:
+        LogError: no put is left.
+    """
+    if digest.quarantined_groups and not len(digest.responses.tokens):
+        hint = "every group holds structural faults; tokenaudit inspect shows them"
+        raise LogError(Problem("no put is left to replay", digest.name, hint))
 
 
 def load_result(path: Path) -> Result:
@@ -172,8 +186,6 @@ def replay_digest(
 ) -> Result:
     """Replay an already digested log under a config; see `replay_log`. `observe` is told every event of the run."""
     config = settings.config
-    if len(digest.events.kind) == 0:
-        raise LogError(Problem("no event is left to replay", digest.name, "every group holds structural faults"))
     kind = timeline_of(digest, timeline)
     progress = stage(on_progress, "replaying", len(digest.events.kind))
     events = replay(digest, config, kind, progress)

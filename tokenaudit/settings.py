@@ -52,6 +52,7 @@ class Settings:
         source: the base of the config, as messages call it; a file as the user would name it.
         file: the config file in use, None without one. It may set [gate] only, over the log's metadata.
         found_by: how `file` came to be used; None without one.
+        overridden_tasks: tasks that nothing but `-s` names.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class Settings:
     source: str
     file: Path | None = None
     found_by: FoundBy | None = None
+    overridden_tasks: tuple[str, ...] = ()
 
 
 def load_settings(
@@ -168,7 +170,43 @@ def _merged(layers: Sequence[_Layer], file: _File | None) -> Settings:
         base,
         file.path if file else None,
         file.found_by if file else None,
+        _overridden_tasks(layers),
     )
+
+
+def _overridden_tasks(layers: Sequence[_Layer]) -> tuple[str, ...]:
+    is_named_below = {name: False for layer in layers for name in layer.data.get("tasks", {})}
+    for layer in layers:
+        if layer.origin != OVERRIDE:
+            is_named_below |= dict.fromkeys(layer.data.get("tasks", {}), True)
+    return tuple(name for name, is_named in is_named_below.items() if not is_named)
+
+
+def check_overridden_tasks(settings: Settings, tasks: Sequence[str], where: str) -> None:
+    """Refuse an override for a task that isn't there: it changes nothing, and is most likely a slip of the pen.
+
+    A task that a config file or the log's own config names is no such case: one config may serve many logs.
+
+    Args:
+        settings: the settings.
+        tasks: the tasks of what is replayed or simulated.
+        where: its name, for messages.
+
+    Raises:
+        ConfigError: an override names such a task; holds all of them.
+    """
+    problems = [
+        Problem(f"{OVERRIDE} {dotted(('tasks', name))}: there is no task {name!r}", where, _tasks_hint(name, tasks))
+        for name in settings.overridden_tasks
+        if name not in tasks
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _tasks_hint(name: str, tasks: Sequence[str]) -> str:
+    hint, listed = nearest_hint(name, tasks, "tasks"), nearest_hint("", tasks, "tasks")
+    return hint if hint == listed else f"{hint} {listed}"
 
 
 def _lay_over(data: dict[str, Any], layer: Mapping[str, Any]) -> None:
@@ -293,6 +331,8 @@ def _is_deep_table(line: str) -> bool:
 
 
 def _parse_toml(content: bytes, source: str) -> dict[str, Any]:
+    if content.startswith(b"PAR1"):
+        raise ConfigError(Problem("a Parquet file is no config", source, "a config is TOML; is this the log?"))
     if len(content) > _MOST_BYTES:
         raise ConfigError(Problem("the config file is larger than 1 MiB", source, "is it a config at all?"))
     try:

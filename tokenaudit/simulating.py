@@ -18,7 +18,7 @@ from tokenaudit.replay import last_step
 from tokenaudit.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
 from tokenaudit.run_events import RunEvent, StepClosed
 from tokenaudit.session import Progress, config_source, no_collections, observed, stage
-from tokenaudit.settings import Settings, load_settings
+from tokenaudit.settings import Settings, check_overridden_tasks, load_settings
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.run import simulate
 from tokenaudit.simulation_notices import simulation_notices
@@ -179,6 +179,7 @@ def simulate_loaded(
         if value is not None and value < 1:
             raise UsageError(Problem(f"{option} is {value}", None, "it is 1 or more"))
     workload = loaded.workload
+    check_overridden_tasks(settings, list(workload.tasks), workload.name)
     run_config = _run_config(settings.config, loaded, steps)
     events = simulate(workload, run_config, max_concurrency)
     run = _Run(events, stage(on_progress, "simulating", run_config.timeline.steps or 0))

@@ -17,15 +17,15 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import Log, LogBatch
 from tokenaudit.mask_runs import told_masks
 from tokenaudit.prompt_order import PromptOrder
+from tokenaudit.quarantine import is_left
 from tokenaudit.recorded import RecordedPuts
 from tokenaudit.rows import kind_code
-from tokenaudit.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
+from tokenaudit.schema import VERSION_RUNS, EventKind
 from tokenaudit.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
 
 _PUT = KIND_CODE[EventKind.PUT]
 _NOT_TIMED = -(2**63)
-_NO_GROUP = -(2**63)
 _LONGEST_US = 2**53
 
 
@@ -191,18 +191,8 @@ def _generate_times_and_masks(
 
 def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
     """Rows of the puts that are in the digest, which lacks the groups that were quarantined."""
-    rows = np.flatnonzero(col.text_codes(batch.columns.get("event"), batch.rows, kind_code) == _PUT)
-    if not digest.quarantined_groups:
-        return rows
-    events = digest.events
-    kept = set(zip(events.task.tolist(), events.group_id.tolist(), strict=True))
-    codes = {name: code for code, name in enumerate(digest.tasks)}
-    task = col.text_codes(
-        batch.columns.get("task_name"), batch.rows, lambda text: codes.get(DEFAULT_TASK if text is None else text, -1)
-    )
-    group_id = col.integers(batch.columns.get("group_id"), batch.rows, fill=_NO_GROUP)
-    pairs = zip(task[rows].tolist(), group_id[rows].tolist(), strict=True)
-    return rows[np.fromiter((pair in kept for pair in pairs), dtype=np.bool_, count=len(rows))]
+    is_put = col.text_codes(batch.columns.get("event"), batch.rows, kind_code) == _PUT
+    return np.flatnonzero(is_put & is_left(batch, digest))
 
 
 def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:

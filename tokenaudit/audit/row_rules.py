@@ -61,7 +61,7 @@ SCHEMA_RULES = (
 )  # fmt: skip
 
 VERSION_RULES = (
-    Rule("V001", "version-missing", _E, "Tokens carry no version and their put has no model_step.",
+    Rule("V001", "version-missing", _E, "Tokens carry no version, and no model_step stands in for one.",
          "Record model_step on every put, or a version for every token."),
     Rule("V002", "version-length-mismatch", _E, "A response has more versions than tokens.",
          "Cut versions exactly as the tokens."),

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+from itertools import groupby
 
-from tokenaudit.errors import Problem, UsageError, nearest_hint
+from tokenaudit.errors import Problem, UsageError, shown
+
+_LONGEST_ENTRY = 100
+"""Characters of what names no rule that are compared with those that do."""
+_MOST_CLOSE = 3
 
 
 class Severity(StrEnum):
@@ -112,5 +118,15 @@ def _names(entry: str, rule: Rule) -> bool:
 
 
 def _unknown(entry: str, rules: Sequence[Rule]) -> Problem:
-    names = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
-    return Problem(f"no audit rule is called {entry!r}", None, nearest_hint(entry, names, "rules"))
+    known = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
+    written = entry.lower() if "-" in entry else entry.upper()
+    close = get_close_matches(written[:_LONGEST_ENTRY], known, n=_MOST_CLOSE)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {_families(rules)}")
+
+
+def _families(rules: Sequence[Rule]) -> str:
+    """The codes of all rules, by their first and last of every letter."""
+    codes = sorted(rule.code for rule in rules)
+    families = [list(family) for _, family in groupby(codes, key=lambda code: code[0])]
+    return ", ".join(f"{family[0]} to {family[-1]}" for family in families)

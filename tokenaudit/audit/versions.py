@@ -32,14 +32,17 @@ def _missing(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     tokens, recorded = table["tokens"], np.maximum(table["versions_len"], 0)
     missing = np.where(table.known & ~table.present("model_step"), np.maximum(tokens - recorded, 0), 0)
+    of_runs = np.zeros(table.rows, dtype=np.int64)
     if "runs_unversioned" in table:
         # A run says itself what made it, so the version of the put doesn't fill it in.
-        missing += np.where(table.known, np.maximum(table["runs_unversioned"], 0), 0)
+        of_runs = np.where(table.known, np.maximum(table["runs_unversioned"], 0), 0)
+        missing += of_runs
     coverage = 100 * (1 - int(missing.sum()) / max(int(tokens[table.known].sum()), 1))
 
     def message(row: int) -> str:
+        why = "their version runs have none" if of_runs[row] else "the put has no model_step"
         return (
-            f"{missing[row]} of {plural(int(tokens[row]), 'token')} carry no version and the put has no model_step "
+            f"{missing[row]} of {plural(int(tokens[row]), 'token')} carry no version and {why} "
             f"(the log has versions for {coverage:.1f} % of its tokens)"
         )
 

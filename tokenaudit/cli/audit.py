@@ -11,7 +11,15 @@ import typer
 
 from tokenaudit.audit.rules import Severity
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import ConfigOption, IsolatedOption, LogPaths, QuietOption, SetOption, VerboseOption
+from tokenaudit.cli.options import (
+    ConfigOption,
+    IsolatedOption,
+    LogPaths,
+    QuietOption,
+    SetOption,
+    VerboseOption,
+    output_option,
+)
 from tokenaudit.errors import Problem, ResultError, UsageError
 from tokenaudit.files import read_bounded
 
@@ -70,16 +78,7 @@ def audit(
         bool, typer.Option("--exit-zero", help="Exit with 0 where errors are found; still 2 where nothing was audited.")
     ] = False,
     format_: Annotated[AuditFormat, typer.Option("--format", help="Format of standard output.")] = AuditFormat.TABLE,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Also write a file: .json, .csv, .md, .txt, .xml (JUnit) or .sarif; repeatable.",
-        ),
-    ] = None,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .md, .txt, .xml (JUnit) or .sarif")] = None,
     isolated: IsolatedOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

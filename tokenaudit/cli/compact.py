@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import CacheOption, LogPaths, QuietOption, VerboseOption, digest_cache
+from tokenaudit.cli.options import (
+    CacheOption,
+    LogPaths,
+    ParquetOption,
+    QuarantineOption,
+    QuietOption,
+    VerboseOption,
+    digest_cache,
+)
 from tokenaudit.errors import Problem, UsageError
 
 
 def compact(
     log: LogPaths,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
-    ],
+    output: ParquetOption,
     cache: CacheOption = None,
+    quarantine: QuarantineOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -33,8 +35,9 @@ def compact(
     from tokenaudit.compact import write_compact
     from tokenaudit.files import replacing
     from tokenaudit.log import open_log
+    from tokenaudit.notices import quarantine_notices
     from tokenaudit.reading import read_digest
-    from tokenaudit.session import stage
+    from tokenaudit.session import check_left, stage
 
     check_outputs([output], log)
     opened = open_log(log)
@@ -43,9 +46,12 @@ def compact(
         reading = stage(update, f"reading {opened.name}", opened.rows)
         kept = digest_cache(cache)
         read = read_digest if kept is None else kept.read_digest
-        digest = read(opened, allow_missing_versions=True, on_progress=reading)
+        digest = read(opened, quarantine=quarantine, allow_missing_versions=True, on_progress=reading)
+        check_left(digest)
         with replacing(output) as target:
             done = write_compact(target, opened, digest, stage(update, f"writing {output.name}", opened.rows))
+    for notice in quarantine_notices(digest):
+        streams.show_warning(notice.message, notice.cost)
     if done.left_out:
         streams.note(f"note: left out {', '.join(done.left_out)}; audits of the new log can't check single tokens")
     streams.write_result(f"{done.rows} rows: {done.tokens} tokens as {done.runs} version runs\n")

@@ -11,6 +11,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     CacheOption,
     Format,
+    FormatOption,
     IsolatedOption,
     PromptOrderOption,
     QuarantineOption,
@@ -20,6 +21,7 @@ from tokenaudit.cli.options import (
     TokenTimeOption,
     VerboseOption,
     digest_cache,
+    output_option,
 )
 from tokenaudit.errors import Problem, UsageError
 
@@ -83,17 +85,8 @@ def diff(
     prompt_order: PromptOrderOption = None,
     token_time_us: TokenTimeOption = None,
     timeline: TimelineOption = None,
-    format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Also write a file: .json, .csv, .md or .txt; repeatable.",
-        ),
-    ] = None,
+    format_: FormatOption = Format.TABLE,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .md or .txt")] = None,
     cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
@@ -104,27 +97,22 @@ def diff(
     del quiet, verbose
     from tokenaudit.cli.diff_sides import SideOptions, load_sides
     from tokenaudit.cli.output import check_outputs, write_all
+    from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.compare import compare
 
     figures = _figures(metrics)
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
-    sides = load_sides(
-        SideOptions(
-            a,
-            b,
-            log or [],
-            set_ or [],
-            set_b or [],
-            timeline,
-            quarantine,
-            isolated,
-            simulate,
-            prompt_order,
-            token_time_us,
-            digest_cache(cache),
-        )
+    run = RunOptions(
+        timeline=timeline,
+        quarantine=quarantine,
+        isolated=isolated,
+        simulate=simulate,
+        prompt_order=prompt_order,
+        token_time_us=token_time_us,
+        cache=digest_cache(cache),
     )
+    sides = load_sides(SideOptions(a=a, b=b, log=log or [], set_both=set_ or [], set_b=set_b or [], run=run))
     _check_logs(sides, allow_different_log=allow_different_log)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)

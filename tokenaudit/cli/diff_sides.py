@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tokenaudit.cache import DigestCache
 from tokenaudit.cli import streams
-from tokenaudit.cli.inputs import check_replay_only
+from tokenaudit.cli.run_options import RunOptions
 from tokenaudit.compare import Side
 from tokenaudit.errors import Problem, TokenauditError, UsageError
 from tokenaudit.files import read_bounded
-from tokenaudit.log import Log, open_log
-from tokenaudit.prompt_order import PromptOrder
+from tokenaudit.log import Log, looks_like_log, open_log
 from tokenaudit.result import Result
 from tokenaudit.session import digest_for, load_result, replay_digest
 from tokenaudit.settings import Settings, load_settings
 from tokenaudit.simulating import LoadedWorkload, load_workload, simulate_loaded
 from tokenaudit.tape import EventTape
-from tokenaudit.timeline import TimelineKind
 
 Loaded = TypeVar("Loaded")
 
@@ -28,7 +25,7 @@ RunMaker = Callable[[Settings, EventTape], Result]
 """Makes a run under a config and tells the tape every event of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SideOptions:
     """What the command line says about the two sides.
 
@@ -38,13 +35,7 @@ class SideOptions:
         log: the log, as its paths.
         set_both: overrides for both configs.
         set_b: overrides for B's config.
-        timeline: where refreshes and takes come from.
-        quarantine: leave out groups with structural faults.
-        isolated: look for no config file.
-        simulate: simulate the workload behind the log instead of replaying the log.
-        prompt_order: the order of the prompts of a workload that is derived from the log.
-        token_time_us: time per token of all its responses, microseconds; None: told from the log.
-        cache: where digests of replayed logs are kept.
+        run: how configs are run on the log.
     """
 
     a: Path | None
@@ -52,13 +43,7 @@ class SideOptions:
     log: Sequence[Path]
     set_both: Sequence[str]
     set_b: Sequence[str]
-    timeline: TimelineKind | None
-    quarantine: bool
-    isolated: bool
-    simulate: bool = False
-    prompt_order: PromptOrder | None = None
-    token_time_us: int | None = None
-    cache: DigestCache | None = None
+    run: RunOptions
 
 
 def load_sides(options: SideOptions) -> tuple[Side, Side]:
@@ -68,6 +53,10 @@ def load_sides(options: SideOptions) -> tuple[Side, Side]:
         UsageError: the arguments don't make two sides.
         TokenauditError: a log, config or result can't be used.
     """
+    for name, path in (("A", options.a), ("B", options.b)):
+        if path is not None and looks_like_log(path):
+            what = f"{name} is a log, where a config or a saved result is wanted"
+            raise UsageError(Problem(what, str(path), f"call it as: tokenaudit diff A.toml B.toml --log {path}"))
     is_saved = tuple(path is not None and is_result(path) for path in (options.a, options.b))
     if not options.log:
         return _saved_sides(options, is_saved)
@@ -98,12 +87,7 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
     replaying = {
         "--set": options.set_both,
         "--set-b": options.set_b,
-        "--timeline": options.timeline,
-        "--quarantine": options.quarantine,
-        "--isolated": options.isolated,
-        "--simulate": options.simulate,
-        "--prompt-order": options.prompt_order,
-        "--token-time-us": options.token_time_us,
+        **options.run.need_log(),
     }
     given = [name for name, value in replaying.items() if value]
     if given:
@@ -120,11 +104,8 @@ def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, 
 
 
 def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
-    if options.simulate and options.timeline is not None:
-        raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
-    if not options.simulate:
-        check_replay_only({"--prompt-order": options.prompt_order, "--token-time-us": options.token_time_us})
-    workload = _load_workload(options) if options.simulate else None
+    options.run.check()
+    workload = _load_workload(options) if options.run.simulate else None
     log = open_log(list(options.log)) if workload is None else workload.source
 
     def settings(config: Path | None, overrides: Sequence[str]) -> Settings:
@@ -133,7 +114,7 @@ def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, S
             overrides=overrides,
             log_dir=log.files[0].path.parent,
             working_dir=Path.cwd(),
-            isolated=options.isolated,
+            isolated=options.run.isolated,
             log_config=log.config_json,
         )
 
@@ -173,15 +154,16 @@ def _replay_maker(
     with_groups: bool,
 ) -> RunMaker:
     """Replays on one digest of the log."""
-    configs = [one.config for one in settings]
-    digest = digest_for(log, configs, quarantine=options.quarantine, cache=options.cache, on_progress=on_progress)
+    digest = digest_for(
+        log, settings, quarantine=options.run.quarantine, cache=options.run.cache, on_progress=on_progress
+    )
 
     def make(one: Settings, tape: EventTape) -> Result:
         return replay_digest(
             log,
             digest,
             one,
-            options.timeline,
+            options.run.timeline,
             with_groups=with_groups,
             observe=tape.add,
             on_progress=on_progress,
@@ -194,9 +176,9 @@ def _load_workload(options: SideOptions) -> LoadedWorkload:
     with streams.progress() as bar:
         return load_workload(
             list(options.log),
-            token_time_us=options.token_time_us,
-            prompt_order=options.prompt_order,
-            quarantine=options.quarantine,
+            token_time_us=options.run.token_time_us,
+            prompt_order=options.run.prompt_order,
+            quarantine=options.run.quarantine,
             on_progress=bar.update if bar else None,
         )
 

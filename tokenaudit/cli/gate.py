@@ -23,15 +23,14 @@ from tokenaudit.cli.options import (
     TokenTimeOption,
     VerboseOption,
     digest_cache,
+    output_option,
 )
 from tokenaudit.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from tokenaudit.cache import DigestCache
-    from tokenaudit.prompt_order import PromptOrder
+    from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.result import Result
     from tokenaudit.settings import Settings
-    from tokenaudit.timeline import TimelineKind
     from tokenaudit.verdicts import GateReport, LocatedRule
 
 
@@ -97,16 +96,7 @@ def gate(
     token_time_us: TokenTimeOption = None,
     timeline: TimelineOption = None,
     format_: Annotated[GateFormat, typer.Option("--format", help="Format of standard output.")] = GateFormat.TABLE,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Also write a file: .json, .md, .txt, .xml (JUnit) or .sarif; repeatable.",
-        ),
-    ] = None,
+    output: Annotated[list[Path] | None, output_option(".json, .md, .txt, .xml (JUnit) or .sarif")] = None,
     cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
@@ -120,7 +110,11 @@ def gate(
     """
     del quiet, verbose
     from tokenaudit.cli.job_summary import append_summary, summary_file
-    from tokenaudit.cli.output import check_outputs, write_all
+    from tokenaudit.cli.output import check_outputs
+    from tokenaudit.cli.run_options import RunOptions
+    from tokenaudit.files import write_files
+    from tokenaudit.gate import baseline_fault
+    from tokenaudit.result import result_to_json
     from tokenaudit.rule_sources import collect_rules
 
     if baseline is not None and write_baseline is not None:
@@ -132,18 +126,16 @@ def gate(
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
-    run = _judged_run(
-        log,
-        config,
-        set_ or [],
-        timeline,
-        quarantine,
-        isolated,
-        simulate,
-        prompt_order,
-        token_time_us,
-        digest_cache(cache),
+    options = RunOptions(
+        timeline=timeline,
+        quarantine=quarantine,
+        isolated=isolated,
+        simulate=simulate,
+        prompt_order=prompt_order,
+        token_time_us=token_time_us,
+        cache=digest_cache(cache),
     )
+    run = _judged_run(log, config, set_ or [], options)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
     for notice in report.notices:
@@ -153,13 +145,17 @@ def gate(
         (path, _render(report, GateFormat(SUFFIXES[path.suffix.lower()]), judged).encode(errors="backslashreplace"))
         for path in outputs
     ]
+    fault = baseline_fault(report) if write_baseline is not None else None
+    if write_baseline is not None and fault is None:
+        contents.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
+    write_files(contents)
     if summary_path is not None:
         append_summary(summary_path, report)
     write = streams.write_result if format_ is GateFormat.TABLE else streams.write_data
-    write_all(_stdout_text(report, format_, judged), contents, write)
+    write(_stdout_text(report, format_, judged))
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
-        code = _write_baseline(write_baseline, run.result, report, code)
+        code = _told_baseline(write_baseline, fault, code)
     if code:
         raise typer.Exit(code)
 
@@ -172,80 +168,48 @@ class _Run(NamedTuple):
     saved: Result | None
 
 
-def _judged_run(
-    log: list[Path],
-    config: Path | None,
-    overrides: list[str],
-    timeline: TimelineKind | None,
-    quarantine: bool,
-    isolated: bool,
-    simulate: bool,
-    prompt_order: PromptOrder | None,
-    token_time_us: int | None,
-    cache: DigestCache | None,
-) -> _Run:
-    from tokenaudit.cli.inputs import check_replay_only, is_saved_result, note_config, saved_result
+def _judged_run(log: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
+    from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
     from tokenaudit.session import replay_log
 
     if is_saved_result(log):
-        replaying = {
-            "--config": config,
-            "--set": overrides,
-            "--timeline": timeline,
-            "--quarantine": quarantine,
-            "--isolated": isolated,
-            "--simulate": simulate,
-            "--prompt-order": prompt_order,
-            "--token-time-us": token_time_us,
-        }
-        result = saved_result(log, replaying)
+        result = saved_result(log, {"--config": config, "--set": overrides, **options.need_log()})
         if result.selection is not None:
             what = f"the result holds steps {result.selection} only, so the others can't be judged"
             raise UsageError(Problem(what, str(log[0]), "save it without --steps"))
         return _Run(result, None, result)
-    if simulate:
-        return _simulated_run(log, config, overrides, timeline, quarantine, isolated, prompt_order, token_time_us)
-    check_replay_only({"--prompt-order": prompt_order, "--token-time-us": token_time_us})
+    options.check()
+    if options.simulate:
+        return _simulated_run(log, config, overrides, options)
     with streams.progress() as bar:
         replayed = replay_log(
             log,
             config_path=config,
             overrides=overrides,
-            timeline=timeline,
-            quarantine=quarantine,
-            isolated=isolated,
-            cache=cache,
+            timeline=options.timeline,
+            quarantine=options.quarantine,
+            isolated=options.isolated,
+            cache=options.cache,
             on_progress=bar.update if bar else None,
         )
     note_config(replayed.settings, config)
     return _Run(replayed.result, replayed.settings, None)
 
 
-def _simulated_run(
-    workload: list[Path],
-    config: Path | None,
-    overrides: list[str],
-    timeline: TimelineKind | None,
-    quarantine: bool,
-    isolated: bool,
-    prompt_order: PromptOrder | None,
-    token_time_us: int | None,
-) -> _Run:
+def _simulated_run(workload: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
     """Simulate what is judged; a run that can't go on has no figures to judge."""
     from tokenaudit.cli.inputs import note_config
     from tokenaudit.simulating import simulate_workload
 
-    if timeline is not None:
-        raise UsageError(Problem("--timeline is for replays", None, "leave it out, or leave out --simulate"))
     with streams.progress() as bar:
         simulated = simulate_workload(
             workload,
             config_path=config,
             overrides=overrides,
-            token_time_us=token_time_us,
-            prompt_order=prompt_order,
-            quarantine=quarantine,
-            isolated=isolated,
+            token_time_us=options.token_time_us,
+            prompt_order=options.prompt_order,
+            quarantine=options.quarantine,
+            isolated=options.isolated,
             on_progress=bar.update if bar else None,
         )
     note_config(simulated.settings, config)
@@ -279,18 +243,13 @@ def _report(
     return judge(result, rules, against)
 
 
-def _write_baseline(path: Path, result: Result, report: GateReport, code: int) -> int:
-    """Save the run unless something speaks against it, and give the exit code."""
-    from tokenaudit.cli.output import write_file
-    from tokenaudit.gate import baseline_fault
-    from tokenaudit.result import result_to_json
+def _told_baseline(path: Path, fault: str | None, code: int) -> int:
+    """Say whether the run became the baseline, and give the exit code."""
     from tokenaudit.verdicts import COULD_NOT_JUDGE, PASS
 
-    fault = baseline_fault(report)
     if fault is not None:
         streams.show_problems([Problem(f"no baseline written: {fault}", str(path), "mend that first")])
         return code or COULD_NOT_JUDGE
-    write_file(path, result_to_json(result).encode(errors="backslashreplace"))
     streams.note(f"note: baseline written to {path}")
     return PASS
 

@@ -39,19 +39,6 @@ def saved_result(paths: Sequence[Path], replaying: Mapping[str, object]) -> Resu
     return load_result(path)
 
 
-def check_replay_only(simulating: Mapping[str, object]) -> None:
-    """Refuse options of simulations, given with their values, where a log is replayed.
-
-    Raises:
-        UsageError: there is one.
-    """
-    given = [name for name, value in simulating.items() if value is not None]
-    if given:
-        raise UsageError(
-            Problem(f"{name} is for simulations", None, "leave it out, or add --simulate") for name in given
-        )
-
-
 def note_config(settings: Settings, named: Path | None) -> None:
     """Say which config file was found, if none was named."""
     if settings.file is not None and named is None:

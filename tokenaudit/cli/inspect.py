@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
-
-import typer
 
 from tokenaudit.cli import streams
-from tokenaudit.cli.options import CacheOption, LogPaths, OverviewFormat, QuietOption, VerboseOption, digest_cache
+from tokenaudit.cli.options import (
+    CacheOption,
+    LogPaths,
+    OverviewFormat,
+    OverviewFormatOption,
+    QuietOption,
+    VerboseOption,
+    digest_cache,
+)
 
 
 def inspect(
     log: LogPaths,
-    format_: Annotated[
-        OverviewFormat, typer.Option("--format", help="Format of standard output.")
-    ] = OverviewFormat.TABLE,
+    format_: OverviewFormatOption = OverviewFormat.TABLE,
     cache: CacheOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

@@ -17,12 +17,15 @@ def summary_file() -> Path:
     """The file to append to.
 
     Raises:
-        UsageError: the variable isn't set.
+        UsageError: the variable isn't set, or names something that can't be appended to.
     """
     name = os.environ.get(VARIABLE)
     if not name:
         raise UsageError(Problem(f"--summary needs the variable {VARIABLE}", None, "GitHub Actions sets it in a job"))
-    return Path(name)
+    path = Path(name)
+    if path.exists() and not path.is_file():
+        raise UsageError(Problem("can't write the job summary: not a regular file", str(path), f"see {VARIABLE}"))
+    return path
 
 
 def append_summary(path: Path, report: GateReport) -> None:
@@ -31,8 +34,6 @@ def append_summary(path: Path, report: GateReport) -> None:
     Raises:
         UsageError: the file can't be written.
     """
-    if path.exists() and not path.is_file():
-        raise UsageError(Problem("can't write the job summary: not a regular file", str(path), f"see {VARIABLE}"))
     try:
         room = SUMMARY_BYTES - (path.stat().st_size if path.exists() else 0)
         with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:

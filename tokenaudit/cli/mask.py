@@ -13,6 +13,7 @@ from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
     LogPaths,
+    ParquetOption,
     QuarantineOption,
     QuietOption,
     SetOption,
@@ -26,9 +27,7 @@ from tokenaudit.errors import Problem, UsageError
 
 def mask(
     log: LogPaths,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
-    ],
+    output: ParquetOption,
     config: ConfigOption = None,
     set_: SetOption = None,
     device: Annotated[
@@ -64,6 +63,7 @@ def mask(
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
     _check_output(output, log if config is None else [*log, config])
+    from tokenaudit.cli.inputs import note_config
     from tokenaudit.masks.devices import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log
@@ -85,8 +85,9 @@ def mask(
             cache=digest_cache(cache),
             on_progress=bar.update if bar else None,
         )
-    if masked.settings.file is not None and config is None:
-        streams.note(f"note: config from {masked.settings.source}")
+    note_config(masked.settings, config)
+    for notice in masked.notices:
+        streams.show_warning(notice.message, notice.cost)
     totals = masked.totals
     streams.write_result(
         f"{totals.responses} responses: {totals.trained_tokens} tokens trained, "

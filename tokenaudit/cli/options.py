@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,16 +97,22 @@ CacheOption = Annotated[
         help="Keep digests of logs in this folder; the next command on the same log doesn't read its tokens again.",
     ),
 ]
-OutputOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        show_default=False,
-        help="Also write a file: .json, .csv, .parquet, .md or .txt; repeatable.",
-    ),
+FormatOption = Annotated[Format, typer.Option("--format", help="Format of standard output.")]
+OverviewFormatOption = Annotated[OverviewFormat, typer.Option("--format", help="Format of standard output.")]
+ByTaskOption = Annotated[bool, typer.Option("--by-task", help="One row per step and task.")]
+GroupsOption = Annotated[bool, typer.Option("--groups", help="Also give the ids of taken and expired groups.")]
+ParquetOption = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
 ]
+
+
+def output_option(kinds: str) -> Any:
+    """The option `-o` of a command that also writes files; `kinds` says which, for the help."""
+    return typer.Option(
+        "--output", "-o", metavar="FILE", show_default=False, help=f"Also write a file: {kinds}; repeatable."
+    )
+
+
 QuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr."),

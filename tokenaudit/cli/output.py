@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.errors import Problem, UsageError
-from tokenaudit.files import replacing
+from tokenaudit.files import write_files
 from tokenaudit.log import log_files
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.result import Result, result_to_json
@@ -70,6 +71,8 @@ def _told_problem(
         return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
         return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return Problem(f"{option} names a folder that may not be written to", str(path), "choose another folder")
     if path.exists() and not path.is_file():
         return Problem(f"{option} names something that is no regular file", str(path), "name a file")
     place = path.resolve()
@@ -88,9 +91,8 @@ def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_t
 
 
 def write_all(text: str, contents: Sequence[tuple[Path, bytes]], write: Callable[[str], None]) -> None:
-    """Write files, then standard output with one of the functions of `streams`."""
-    for path, content in contents:
-        write_file(path, content)
+    """Write files, all of them or none, then standard output with one of the functions of `streams`."""
+    write_files(contents)
     write(text)
 
 
@@ -121,13 +123,3 @@ def _render(result: Result, name: str, by_task: bool) -> bytes:
 
     frame = rows_frame(result, by_task=by_task)
     return csv_text(frame).encode() if name == "csv" else parquet_bytes(frame)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole; see `written`.
-
-    Raises:
-        UsageError: the file can't be written.
-    """
-    with replacing(path) as file:
-        file.write(content)

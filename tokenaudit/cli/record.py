@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -47,6 +48,7 @@ def record(
 
     name = "standard input" if str(from_jsonl) == "-" else str(from_jsonl)
     stream, size = _opened(from_jsonl)
+    is_there = output.exists()
     with (
         stream,
         Recorder(
@@ -59,7 +61,11 @@ def record(
             recorded = record_lines(stream, name, recorder, on_progress)
         except OSError as error:
             raise _unreadable(name, error) from error
-    streams.write_result(f"{recorder.sealed_events} events in {output}\n")
+    if recorded.events or not recorded.problems:
+        streams.write_result(f"{recorder.sealed_events} events in {output}\n")
+    elif not is_there:
+        with suppress(OSError):
+            output.rmdir()
     if recorded.problems:
         raise RecordError(recorded.problems)
 

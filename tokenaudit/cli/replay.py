@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
+    ByTaskOption,
     CacheOption,
     ConfigOption,
     Format,
+    FormatOption,
+    GroupsOption,
     IsolatedOption,
     LogPaths,
-    OutputOption,
     QuarantineOption,
     QuietOption,
     SetOption,
     TimelineOption,
     VerboseOption,
     digest_cache,
+    output_option,
     step_range,
 )
 from tokenaudit.errors import Problem, UsageError
@@ -30,14 +34,14 @@ def replay(
     config: ConfigOption = None,
     set_: SetOption = None,
     timeline: TimelineOption = None,
-    by_task: Annotated[bool, typer.Option("--by-task", help="One row per step and task.")] = False,
+    by_task: ByTaskOption = False,
     steps: Annotated[
         str | None,
         typer.Option(metavar="A..B", show_default=False, help="Show these steps only; totals stay those of the run."),
     ] = None,
-    groups: Annotated[bool, typer.Option("--groups", help="Also give the ids of taken and expired groups.")] = False,
-    format_: Annotated[Format, typer.Option("--format", help="Format of standard output.")] = Format.TABLE,
-    output: OutputOption = None,
+    groups: GroupsOption = False,
+    format_: FormatOption = Format.TABLE,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .parquet, .md or .txt")] = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
     cache: CacheOption = None,

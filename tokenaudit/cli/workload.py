@@ -12,6 +12,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     LogPaths,
     OverviewFormat,
+    OverviewFormatOption,
     PromptOrderOption,
     QuarantineOption,
     QuietOption,
@@ -29,9 +30,7 @@ def workload(
     ],
     token_time_us: TokenTimeOption = None,
     prompt_order: PromptOrderOption = None,
-    format_: Annotated[
-        OverviewFormat, typer.Option("--format", help="Format of standard output.")
-    ] = OverviewFormat.TABLE,
+    format_: OverviewFormatOption = OverviewFormat.TABLE,
     quarantine: QuarantineOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

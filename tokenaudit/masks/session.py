@@ -12,6 +12,8 @@ from tokenaudit.files import replacing
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
+from tokenaudit.notices import quarantine_notices
+from tokenaudit.result import Notice
 from tokenaudit.session import Progress, load_log, no_collections, stage
 from tokenaudit.settings import Settings
 from tokenaudit.timeline import TimelineKind
@@ -19,10 +21,11 @@ from tokenaudit.timeline import TimelineKind
 
 @dataclass(frozen=True, slots=True)
 class MaskedLog:
-    """What was written, and the settings it was made with."""
+    """What was written, the settings it was made with, and what a person should know about it."""
 
     totals: MaskTotals
     settings: Settings
+    notices: tuple[Notice, ...]
 
 
 def mask_log(
@@ -82,4 +85,4 @@ def mask_log(
             config=resolved(settings.config),
             on_progress=stage(on_progress, f"masking {log.name}", log.rows),
         )
-    return MaskedLog(totals, settings)
+    return MaskedLog(totals, settings, tuple(quarantine_notices(digest)))

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rules import Severity
 from tokenaudit.render.audit_text import finding_text, title
+from tokenaudit.render.junit_suites import junit_text
 from tokenaudit.render.text import count_text, printable
 
 _CLASS = "tokenaudit.audit"
@@ -15,25 +16,20 @@ _CLASS = "tokenaudit.audit"
 def audit_junit(report: AuditReport, *, most: int) -> str:
     """The XML, with a line feed at the end. Only new findings of level error fail a test case."""
     failures = sum(bool(run.new.get(Severity.ERROR)) for run in report.runs)
-    counts = {"tests": str(len(report.runs)), "failures": str(failures), "errors": "0"}
-    root = ET.Element("testsuites", {"name": "tokenaudit audit"} | counts)
-    skipped = {"skipped": str(sum(not run.ran for run in report.runs))}
-    suite = ET.SubElement(root, "testsuite", {"name": title(report)} | counts | skipped)
-    for run in report.runs:
-        _add_case(suite, run, report, most)
-    ET.indent(root, " ")
-    # printable() has taken out every character that XML can't hold.
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    counts = {"tests": len(report.runs), "failures": failures, "errors": 0}
+    skipped = sum(not run.ran for run in report.runs)
+    cases = (_case(run, report, most) for run in report.runs)
+    return junit_text("tokenaudit audit", title(report), counts, skipped, cases)
 
 
-def _add_case(suite: ET.Element, run: RuleRun, report: AuditReport, most: int) -> None:
-    case = ET.SubElement(suite, "testcase", {"classname": _CLASS, "name": f"{run.rule.code} {run.rule.name}"})
+def _case(run: RuleRun, report: AuditReport, most: int) -> ET.Element:
+    case = ET.Element("testcase", {"classname": _CLASS, "name": f"{run.rule.code} {run.rule.name}"})
     if run.tally is None:
         ET.SubElement(case, "skipped", {"message": f"not run: needs {printable(' and '.join(run.missing))}"})
-        return
+        return case
     own = [finding for finding in report.findings if finding.code == run.rule.code and finding.is_new]
     if not own:
-        return
+        return case
     text = "\n".join((*(f"{f.severity}: {finding_text(f)}" for f in own[:most]), run.rule.fix))
     errors = run.new.get(Severity.ERROR, 0)
     if errors:
@@ -42,3 +38,4 @@ def _add_case(suite: ET.Element, run: RuleRun, report: AuditReport, most: int) -
     else:
         part = ET.SubElement(case, "system-out")
     part.text = text
+    return case

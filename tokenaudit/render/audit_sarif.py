@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
-from urllib.parse import quote
 
-from tokenaudit import __version__
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rules import Rule, Severity
 from tokenaudit.render.audit_text import finding_text
+from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
 
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -34,24 +30,11 @@ def audit_sarif(report: AuditReport, log_path: str, *, most: int) -> str:
         for finding in [f for f in report.findings if f.code == run.rule.code][:most]
     ]
     notes = [
-        {"level": "note", "message": {"text": f"{run.rule.code} not run: needs {' and '.join(run.missing)}"}}
+        {"level": "note", "message": message(f"{run.rule.code} not run: needs {' and '.join(run.missing)}")}
         for run in report.runs
         if not run.ran
     ]
-    log = {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {"name": "tokenaudit", "version": __version__, "rules": [_rule(rule) for rule in rules]}
-                },
-                "invocations": [{"executionSuccessful": report.has_judged, "toolExecutionNotifications": notes}],
-                "results": results,
-            }
-        ],
-    }
-    return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
+    return sarif_log([_rule(rule) for rule in rules], results, notes, successful=report.has_judged)
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -65,13 +48,12 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, log_path: str) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": quote(log_path)}, "region": {"startLine": 1}}
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": _LEVELS[finding.severity],
         "baselineState": "new" if finding.is_new else "unchanged",
-        "message": {"text": finding_text(finding)},
-        "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"finding/v1": hashlib.sha256(finding.identity.encode()).hexdigest()},
+        "message": message(finding_text(finding)),
+        "locations": [location(log_path)],
+        "partialFingerprints": {"finding/v1": fingerprint(finding.identity)},
     }

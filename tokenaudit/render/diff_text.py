@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tokenaudit.compare import Comparison, Effect, FigureChange, SettingChange, Side
 from tokenaudit.config_faults import shown
 from tokenaudit.figures import Missing
-from tokenaudit.render.exact import change_text, number_text, relative_text
+from tokenaudit.render.exact import apart, change_text, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text
 
 CHANGE_HEADER = ("A", "B", "change", "relative", "effect")
@@ -34,9 +34,10 @@ def setting_cells(change: SettingChange) -> tuple[str, str, str, str]:
 
 def change_cells(change: FigureChange) -> tuple[str, str, str, str, str]:
     """Both values, the absolute and the relative change, and what it means."""
-    a, b = number_text(change.a, change.figure), number_text(change.b, change.figure)
     if isinstance(change.a, Missing) or isinstance(change.b, Missing) or change.a is None or change.b is None:
+        a, b = number_text(change.a, change.figure), number_text(change.b, change.figure)
         return a, b, "0" if not change.differs else NOTHING, NOTHING, ""
+    a, b = apart([change.a, change.b], change.figure)
     moved = change_text(change.a, change.b, change.figure)
     return a, b, moved, relative_text(change.a, change.b), str(change.effect)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenaudit.figures import Number
 from tokenaudit.render.exact import apart, change_text, distance_text, number_text, relative_text
-from tokenaudit.render.text import count_text, printable
+from tokenaudit.render.text import NOTHING, count_text, printable
 from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Spot, Verdict
 
@@ -52,13 +52,14 @@ def details(verdict: Verdict) -> list[str]:
 
 def _against_baseline(verdict: Verdict, value: Number, baseline: Number) -> str:
     figure = verdict.rule.figure
+    before, after = apart([baseline, value], figure)
     if baseline == 0 and value != 0:
         grew = "grew" if value > 0 else "fell"
-        return f"the baseline is 0 and it {grew} to {number_text(value, figure)}: there is no ratio"
+        return f"the baseline is 0 and it {grew} to {after}: there is no ratio"
     moved = change_text(baseline, value, figure)
     if moved == "0":
-        return f"baseline {number_text(baseline, figure)}, no change"
-    return f"baseline {number_text(baseline, figure)}, change {moved} ({relative_text(baseline, value)})"
+        return f"baseline {before}, no change"
+    return f"baseline {before}, change {moved} ({relative_text(baseline, value)})"
 
 
 def _worst_lines(verdict: Verdict) -> list[str]:
@@ -72,10 +73,13 @@ def _worst_lines(verdict: Verdict) -> list[str]:
 
 
 def _spot(verdict: Verdict, spot: Spot) -> str:
-    text = number_text(spot.value, verdict.rule.figure)
+    figure = verdict.rule.figure
     if not verdict.rule.is_relative:
-        return text
-    return f"{text} (baseline {number_text(spot.baseline, verdict.rule.figure)})"
+        return number_text(spot.value, figure)
+    if spot.baseline is None:
+        return f"{number_text(spot.value, figure)} (baseline {NOTHING})"
+    value, baseline = apart([spot.value, spot.baseline], figure)
+    return f"{value} (baseline {baseline})"
 
 
 def improvements(report: GateReport) -> list[Verdict]:
@@ -88,12 +92,13 @@ def improvement_line(report: GateReport) -> str:
     better = improvements(report)
     if not better:
         return ""
-    parts = [
-        f"{verdict.rule.figure.name}{printable(str(verdict.rule.scope))} "
-        f"{number_text(verdict.baseline, verdict.rule.figure)} → {number_text(verdict.value, verdict.rule.figure)}"
-        for verdict in better
-    ]
-    return f"better than the baseline, which can be tightened: {'; '.join(parts)}"
+    return f"better than the baseline, which can be tightened: {'; '.join(map(_improvement, better))}"
+
+
+def _improvement(verdict: Verdict) -> str:
+    figure = verdict.rule.figure
+    known = [number for number in (verdict.baseline, verdict.value) if number is not None]
+    return f"{figure.name}{printable(str(verdict.rule.scope))} {' → '.join(apart(known, figure))}"
 
 
 def summary(report: GateReport) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
-from urllib.parse import quote
 
-from tokenaudit import __version__
 from tokenaudit.render.gate_text import details, statement
+from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
 from tokenaudit.render.text import printable
 from tokenaudit.rules import Level
 from tokenaudit.verdicts import GateReport, Outcome, Verdict
-
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 
 
 def render_sarif(report: GateReport, judged: str) -> str:
@@ -25,33 +20,12 @@ def render_sarif(report: GateReport, judged: str) -> str:
     """
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
     not_judged = [verdict for verdict in shown if verdict.outcome is Outcome.NOT_JUDGED]
-    log = {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "tokenaudit",
-                        "version": __version__,
-                        "rules": [_rule(verdict) for verdict in report.verdicts],
-                    }
-                },
-                "invocations": [
-                    {
-                        "executionSuccessful": not any(verdict.rule.level is Level.ERROR for verdict in not_judged),
-                        "toolExecutionNotifications": [
-                            _notification(index, verdict)
-                            for index, verdict in enumerate(shown)
-                            if verdict.outcome is Outcome.NOT_JUDGED
-                        ],
-                    }
-                ],
-                "results": [_result(index, verdict, judged) for index, verdict in enumerate(shown)],
-            }
-        ],
-    }
-    return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
+    return sarif_log(
+        [_rule(verdict) for verdict in report.verdicts],
+        [_result(index, verdict, judged) for index, verdict in enumerate(shown)],
+        [_notification(index, verdict) for index, verdict in enumerate(shown) if verdict.outcome is Outcome.NOT_JUDGED],
+        successful=not any(verdict.rule.level is Level.ERROR for verdict in not_judged),
+    )
 
 
 def _rule(verdict: Verdict) -> dict[str, Any]:
@@ -69,26 +43,22 @@ def _result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
     """A finding. Verdicts that passed come last, so a finding has the index of its rule."""
     is_judged = verdict.outcome is Outcome.FAILED
     origin = verdict.located.origin
-    place = {
-        "artifactLocation": {"uri": quote(origin.path or judged)},
-        "region": {"startLine": origin.line or 1},
-    }
     return {
         "ruleId": _id(verdict),
         "ruleIndex": index,
         # "open" says that the evidence was not enough to decide; the standard allows it no other level.
         "kind": "fail" if is_judged else "open",
         "level": str(verdict.rule.level) if is_judged else "none",
-        "message": {"text": _text(verdict)},
-        "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"rule/v1": hashlib.sha256(str(verdict.rule).encode()).hexdigest()},
+        "message": _message(verdict),
+        "locations": [location(origin.path or judged, origin.line or 1)],
+        "partialFingerprints": {"rule/v1": fingerprint(str(verdict.rule))},
     }
 
 
 def _notification(index: int, verdict: Verdict) -> dict[str, Any]:
     return {
         "level": str(verdict.rule.level),
-        "message": {"text": _text(verdict)},
+        "message": _message(verdict),
         "associatedRule": {"id": _id(verdict), "index": index},
     }
 
@@ -97,9 +67,5 @@ def _id(verdict: Verdict) -> str:
     return printable(str(verdict.rule))
 
 
-_ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
-"""Brackets would make links of names, braces placeholders."""
-
-
-def _text(verdict: Verdict) -> str:
-    return ". ".join((statement(verdict), *details(verdict))).translate(_ESCAPES)
+def _message(verdict: Verdict) -> dict[str, str]:
+    return message(". ".join((statement(verdict), *details(verdict))))
