@@ -424,6 +424,7 @@ def test_json_holds_every_metric_of_the_registry(run_cli):
         ["gate", "--rule", "expired_groups <= 0"],
         ["mask", "-o", "out.parquet"],
         ["explain", "--step", "1"],
+        ["audit"],
         ["diff", "--set-b", "policy.max_staleness=1", "--log"],
     ],
     ids=lambda command: command[0],

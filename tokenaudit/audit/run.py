@@ -32,7 +32,7 @@ from tokenaudit.notices import recorded_sync_weights_interval
 from tokenaudit.reading import read_digest
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.session import Progress, no_collections
-from tokenaudit.settings import DEFAULT, OVERRIDE, load_settings
+from tokenaudit.settings import DEFAULT, OVERRIDE, check_overridden_tasks, load_settings
 from tokenaudit.timeline import TimelineKind
 
 CHECKS: dict[str, Check] = (
@@ -71,7 +71,7 @@ def audit_log(
 
     Raises:
         LogError: a path names no file.
-        ConfigError: the config can't be used.
+        ConfigError: the config can't be used, or an override names a task that the log lacks.
     """
     files = open_for_audit(paths)
     folder = files.log.files[0].path.parent if files.log else None
@@ -85,6 +85,8 @@ def audit_log(
     )
     is_told = any(origin != DEFAULT for origin in settings.origins.values())
     files, table, digest, why_unreadable = _read(files, on_progress)
+    if files.log is not None:
+        check_overridden_tasks(settings, table.used_tasks, files.log.name)
     has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
     source = settings.source if has_base else OVERRIDE
     with no_collections():
