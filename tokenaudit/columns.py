@@ -97,7 +97,8 @@ def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.floa
     """A column of numbers as float64 of shape [rows], nulls and an absent column as NaN."""
     if array is None or array.type == pa.null():
         return np.full(rows, np.nan)
-    values: Any = _ignoring_nulls(array.cast(pa.float64(), safe=False)).to_numpy(zero_copy_only=False)
+    numbers = array if array.type == pa.float64() else array.cast(pa.float64(), safe=False)
+    values: Any = _ignoring_nulls(numbers).to_numpy(zero_copy_only=False)
     return np.where(nulls(array), np.nan, values) if array.null_count else values
 
 
@@ -105,7 +106,8 @@ def flags(array: pa.Array | None, rows: int) -> Bools:
     """A column of bools of shape [rows], nulls and an absent column as False."""
     if array is None or array.type == pa.null():
         return np.zeros(rows, dtype=np.bool_)
-    return array.fill_null(False).to_numpy(zero_copy_only=False)
+    values: Any = _ignoring_nulls(array).to_numpy(zero_copy_only=False)
+    return values & ~nulls(array) if array.null_count else values
 
 
 def text_codes(array: pa.Array | None, rows: int, code_of: Callable[[str | None], int]) -> Int64s:
@@ -181,7 +183,7 @@ def lists(array: pa.Array | None, rows: int) -> Lists:
         return Lists(nothing, np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_), nothing)
     is_null = nulls(array)
     lengths = _list_lengths(array, is_null, 0)
-    values = array.flatten()
+    values = _elements(array, int(lengths.sum()))
     null_element_rows = np.zeros(0, dtype=np.int64)
     if values.null_count:
         ends = np.cumsum(lengths)
@@ -189,6 +191,17 @@ def lists(array: pa.Array | None, rows: int) -> Lists:
         null_element_rows = np.unique(np.searchsorted(ends, positions, side="right"))
         values = _without_nulls(values)
     return Lists(values.to_numpy(zero_copy_only=False), lengths, is_null, null_element_rows)
+
+
+def _elements(array: Any, count: int) -> pa.Array:
+    """The elements of all lists that aren't null, given their number.
+
+    A slice of what is there already serves where null lists have none, as they mostly do; `flatten` would load Arrow's
+    kernels, a twentieth of the time that a command on a small log takes.
+    """
+    offsets = array.offsets
+    first = offsets[0].as_py()
+    return array.values.slice(first, count) if offsets[-1].as_py() - first == count else array.flatten()
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:
