@@ -59,6 +59,7 @@ LAYERS = (
     "tokenaudit.importers.base",
     "tokenaudit.importers.fields",
     "tokenaudit.importers.dumps",
+    "tokenaudit.importers.compressed",
     "tokenaudit.importers.files",
     "tokenaudit.importers.batch",
     "tokenaudit.importers.tables",
