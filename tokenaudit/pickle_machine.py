@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenaudit.pickle_calls import ArrayToCome, Rebuild, called, set_state
+from tokenaudit.pickle_memo import Memo
 from tokenaudit.pickle_stream import PickleStream
 from tokenaudit.pickled import Limits, Name, Numbers, PickleFault, Record
 from tokenaudit.stored import CHARACTERS, STORED_BYTES, Source, StoredBytes, StoredText
@@ -20,8 +21,6 @@ _MAX_KEY = 16
 """Parts of a dictionary key."""
 _MAX_TUPLE = 100
 """Items of a tuple; a longer one is kept as a list, whose every reading is counted."""
-_MAX_OTHERS = 1_000
-"""Objects that are remembered under other numbers than 0, 1, 2 and so on, which no writer does."""
 _BYTE, _SHORT, _INT, _LONG = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
 _SIGNED, _REAL = struct.Struct("<i"), struct.Struct(">d")
 
@@ -54,10 +53,7 @@ class Machine:
         self._rebuild = rebuild
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._memo: list[Any] = []
-        """What was remembered under 0, 1, 2 and so on, as every writer numbers it."""
-        self._others: dict[int, Any] = {}
-        """What was remembered under any other number."""
+        self._memo = Memo()
         self._left = limits.objects
 
     def run(self) -> Any:
@@ -124,31 +120,6 @@ class Machine:
             values = self._stream.values_of(run)
             self._count(len(values))
             self._stack += values
-
-    def put(self, index: int) -> None:
-        """Remember the top of the stack."""
-        value = self._top()
-        if index == len(self._memo):
-            self._memo.append(value)
-        elif index < len(self._memo):
-            self._memo[index] = value
-        else:
-            if len(self._others) >= _MAX_OTHERS:
-                raise PickleFault("the pickle numbers what it remembers in no order")
-            self._others[index] = value
-
-    def put_next(self) -> None:
-        """Remember the top of the stack under the next number."""
-        self.put(len(self._memo) + len(self._others))
-
-    def get(self, index: int) -> None:
-        """Push what was remembered."""
-        if index < len(self._memo):
-            self._stack.append(self._memo[index])
-        elif index in self._others:
-            self._stack.append(self._others[index])
-        else:
-            raise PickleFault("the pickle recalls what it never remembered")
 
     def push(self, value: Any) -> None:
         """Push a value."""
@@ -331,11 +302,11 @@ _STEPS: dict[int, Callable[[Machine], object]] = {
     0x96: lambda m: m.push_bytes(m._number(_LONG)),
     ord("U"): lambda m: m.push_bytes(m._number(_BYTE), "latin1"),
     ord("T"): lambda m: m.push_bytes(m._number(_SIGNED), "latin1"),
-    ord("q"): lambda m: m.put(m._number(_BYTE)),
-    ord("r"): lambda m: m.put(m._number(_INT)),
-    0x94: Machine.put_next,
-    ord("h"): lambda m: m.get(m._number(_BYTE)),
-    ord("j"): lambda m: m.get(m._number(_INT)),
+    ord("q"): lambda m: m._memo.put(m._number(_BYTE), m._top()),
+    ord("r"): lambda m: m._memo.put(m._number(_INT), m._top()),
+    0x94: lambda m: m._memo.put_next(m._top()),
+    ord("h"): lambda m: m.push(m._memo.get(m._number(_BYTE))),
+    ord("j"): lambda m: m.push(m._memo.get(m._number(_INT))),
     ord("c"): Machine.named_by_line,
     0x93: Machine.named_by_stack,
     ord("R"): Machine.reduce,
