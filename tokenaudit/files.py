@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files read whole within a limit."""
+"""Files that appear whole or not at all, files read whole within a limit, and files that are named twice."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read(most_bytes)
+
+
+def named_twice(paths: Sequence[Path], whole: str) -> Iterator[Problem]:
+    """Files that several arguments name, by links too: their rows would count twice.
+
+    Args:
+        paths: the files of all arguments.
+        whole: what they make up together, for people.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        place = path.resolve()
+        if place in seen:
+            yield Problem("the file is named twice", str(path), f"name every file of a {whole} once")
+        seen.add(place)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
-from tokenaudit.files import read_bounded
+from tokenaudit.files import named_twice, read_bounded
 from tokenaudit.footer import ChunkSize, chunk_sizes
 from tokenaudit.schema import (
     COLUMNS,
@@ -178,7 +178,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     limits: dict[str, None] = {}
     unknown: dict[str, None] = {}
     listed = [path for group, _ in found for path in group]
-    problems.extend(_named_twice(listed))
+    problems.extend(named_twice(listed, "log"))
     for path in listed:
         opened = _open_file(path, known, problems)
         if opened is None:
@@ -355,16 +355,6 @@ def _missing_columns(
         hint = nearest_hint("response_len", unknown, "columns that are not read")
         what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
         yield Problem(what, f"{path}: {_listing(there)}", hint)
-
-
-def _named_twice(paths: Sequence[Path]) -> Iterator[Problem]:
-    """Files that several arguments name: their rows would count twice."""
-    seen: set[Path] = set()
-    for path in paths:
-        place = path.resolve()
-        if place in seen:
-            yield Problem("the file is named twice", str(path), "name every file of a log once")
-        seen.add(place)
 
 
 def _listing(names: Sequence[str]) -> str:

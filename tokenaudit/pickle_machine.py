@@ -1,47 +1,37 @@
 """An interpreter for pickles that builds plain data and nothing else.
 
 It differs from `pickle` in what matters: no name is ever imported, no method of an object is ever called, unknown
-names become inert records, and every table is bounded. Runs of numbers, which are most of a rollout dump, are decoded
-at once and kept as arrays.
+names become inert records, and every table is bounded. What is large stays in the file: long runs of numbers, which
+are most of a rollout dump, long texts and bytes.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tokenaudit.pickled import Limits, Name, Numbers, PickleFault, Record, array_of
+from tokenaudit.pickle_calls import ArrayToCome, Rebuild, called, set_state
+from tokenaudit.pickle_memo import Memo
+from tokenaudit.pickle_stream import PickleStream
+from tokenaudit.pickled import Limits, Name, Numbers, PickleFault, Record
+from tokenaudit.stored import CHARACTERS, STORED_BYTES, Source, StoredBytes, StoredText
 
-# Whole numbers of one, two and four bytes, floats, and the constants: they refer to nothing.
-_PLAIN = re.compile(rb"(?:K.|M..|J....|G........|[\x88\x89N])++", re.DOTALL)
-_AT_ONCE = 1 << 20
-"""Bytes of such a run that are decoded at once; `pickle` itself writes at most 1,000 values a time."""
-_ELEMENT_BYTES = 8
-"""Bytes of a text that count as an element where it is copied."""
 _MAX_KEY = 16
 """Parts of a dictionary key."""
-_CONTAINERS = {"collections.OrderedDict": dict, "builtins.dict": dict, "__builtin__.dict": dict}
-_SETS = ("builtins.set", "__builtin__.set", "builtins.frozenset", "__builtin__.frozenset")
-_ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-_SCALARS = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-
-
-@dataclass(slots=True)
-class _Array:
-    """A numpy array whose state is still to come."""
-
-    value: Any = None
+_MAX_TUPLE = 100
+"""Items of a tuple; a longer one is kept as a list, whose every reading is counted."""
+_BYTE, _SHORT, _INT, _LONG = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
+_SIGNED, _REAL = struct.Struct("<i"), struct.Struct(">d")
 
 
 class Machine:
     """Runs one pickle.
 
     Args:
-        data: its bytes.
+        source: the file it is in.
+        start: byte of the file at which it begins.
+        size: its bytes.
         limits: its bounds.
         persistent: gives the object of a persistent id.
         rebuild: does the call of a name, or returns `NotImplemented`.
@@ -49,56 +39,48 @@ class Machine:
 
     def __init__(
         self,
-        data: memoryview,
+        source: Source,
+        start: int,
+        size: int,
         limits: Limits,
         persistent: Callable[[Any], Any],
-        rebuild: Callable[[str, tuple[Any, ...]], Any],
+        rebuild: Rebuild,
     ) -> None:
-        self._data = data
+        self._source = source
+        self._stream = PickleStream(source, start, size)
         self._limits = limits
         self._persistent = persistent
         self._rebuild = rebuild
-        self._position = 0
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-        self._elements = 0
+        self._memo = Memo()
+        self._left = limits.objects
 
     def run(self) -> Any:
         """The object that the pickle makes.
 
         Raises:
             PickleFault: an unknown instruction, a damaged pickle, or one beyond the limits.
+            SourceError: the file can't be read.
         """
-        steps = _STEPS
-        for _ in range(self._limits.instructions):
-            code = self._take(1)[0]
+        steps, stream = _STEPS, self._stream
+        while True:
+            code = stream.code()
             if code == 0x2E:
-                return self._finished(self._pop())
+                return _finished(self._pop())
             step = steps.get(code)
             if step is None:
                 raise PickleFault(f"the instruction {chr(code)!r} is none that a data file needs")
+            self._count(1)
             step(self)
-        raise PickleFault(f"more than {self._limits.instructions} instructions")
 
-    def _take(self, size: int) -> memoryview:
-        start = self._position
-        self._position = end = start + size
-        if end > len(self._data):
-            raise PickleFault("the pickle is cut off")
-        return self._data[start:end]
+    def _count(self, objects: int) -> None:
+        self._left -= objects
+        if self._left < 0:
+            raise PickleFault(f"more than {self._limits.objects} objects")
 
-    def _number(self, layout: str) -> int:
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
-
-    def _line(self) -> str:
-        """A name that ends with a line feed."""
-        piece = bytes(self._data[self._position : self._position + 1024])
-        end = piece.find(b"\n")
-        if end < 0:
-            raise PickleFault("a name without an end")
-        self._position += end + 1
-        return piece[:end].decode("utf-8", "replace")
+    def _number(self, layout: struct.Struct) -> int:
+        return layout.unpack(self._stream.take(layout.size))[0]
 
     def _pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
@@ -117,58 +99,89 @@ class Machine:
         start = self._marks.pop()
         values = self._stack[start:]
         del self._stack[start:]
-        self._count(len(values))
         return values
 
-    def _count(self, elements: int) -> None:
-        self._elements += elements
-        if self._elements > self._limits.elements:
-            raise PickleFault(f"more than {self._limits.elements} elements")
-
-    def _finished(self, value: Any) -> Any:
-        return value.value if isinstance(value, _Array) else value
-
     def mark(self) -> None:
-        """Begin a list of values; numbers that follow are decoded at once."""
+        """Begin a list of values; a run of numbers that follows is taken at once."""
         if len(self._marks) >= self._limits.depth:
             raise PickleFault(f"nested deeper than {self._limits.depth}")
+        start = self._stream.place
+        run = self._stream.run()
+        size = self._stream.place - start
+        if run is not None and size >= STORED_BYTES and self._stream.is_next(b"et"):
+            if self._stream.code() == ord("t"):
+                self.push_list([])
+            target = self._list_below()
+            if target is not None:
+                target.extend_stored(start, start + size)
+            return
         self._marks.append(len(self._stack))
-        found = _PLAIN.match(self._data, self._position, self._position + _AT_ONCE)
-        if found is not None:
-            self._position = found.end()
-            # these instructions can only make numbers and constants
-            self._stack += pickle.loads(b"(" + found[0] + b"l.")
-
-    def put(self, index: int) -> None:
-        """Remember the top of the stack."""
-        if len(self._memo) > self._limits.elements:
-            raise PickleFault("too much to remember")
-        self._memo[index] = self._top()
-
-    def get(self, index: int) -> None:
-        """Push what was remembered."""
-        if index not in self._memo:
-            raise PickleFault("the pickle recalls what it never remembered")
-        self._stack.append(self._memo[index])
-
-    def push_bytes(self, size: int) -> bytes:
-        """The next bytes; never more than the file holds."""
-        if size < 0:
-            raise PickleFault("a negative size")
-        return bytes(self._take(size))
+        if run is not None:
+            values = self._stream.values_of(run)
+            self._count(len(values))
+            self._stack += values
 
     def push(self, value: Any) -> None:
         """Push a value."""
         self._stack.append(value)
 
+    def push_text(self, size: int) -> None:
+        """Push a text; a long one stays in the file."""
+        if size >= STORED_BYTES:
+            self._stack.append(StoredText(self._source, self._stream.skip(size), size))
+            return
+        self._count(size // CHARACTERS)
+        self._stack.append(self._stream.take(size).decode("utf-8", "replace"))
+
+    def push_bytes(self, size: int, encoding: str | None = None) -> None:
+        """Push bytes, or the short text that they are in an encoding; long ones stay in the file."""
+        if size >= STORED_BYTES or size < 0:
+            self._stack.append(StoredBytes(self._source, self._stream.skip(size), size))
+            return
+        self._count(size // CHARACTERS)
+        piece = self._stream.take(size)
+        self._stack.append(piece.decode(encoding) if encoding else piece)
+
+    def push_long(self, size: int) -> None:
+        """Push a whole number of that many bytes."""
+        if not 0 <= size <= 64:
+            raise PickleFault("a whole number of more than 64 bytes" if size > 0 else "a negative size")
+        self._stack.append(int.from_bytes(self._stream.take(size), "little", signed=True))
+
+    def push_list(self, values: list[Any]) -> None:
+        """Push a list."""
+        self._stack.append(Numbers(self._source, list(map(_finished, values))))
+
+    def push_tuple(self, values: list[Any]) -> None:
+        """Push a tuple."""
+        if len(values) > _MAX_TUPLE:
+            self.push_list(values)
+        else:
+            self._stack.append(tuple(map(_finished, values)))
+
+    def tuple_of(self, count: int) -> None:
+        """A tuple of the last values."""
+        self.push_tuple([self._pop() for _ in range(count)][::-1])
+
     def extend(self, values: list[Any]) -> None:
-        """Append values to the list below them."""
+        """Append values to the list or set below them; sets are kept as lists."""
+        target = self._list_below()
+        if target is not None:
+            target.extend(list(map(_finished, values)))
+
+    def _list_below(self) -> Numbers | None:
+        """The list on top of the stack; None for an object of an unknown class that may be one."""
         target = self._top()
-        values = [self._finished(value) for value in values]
         if isinstance(target, Numbers):
-            target.extend(values)
-        elif not isinstance(target, Record):
-            raise PickleFault("values appended to what is no list")
+            return target
+        if isinstance(target, Record):
+            return None
+        raise PickleFault("values appended to what is no list")
+
+    def push_dict(self, values: list[Any]) -> None:
+        """Push a dictionary of keys and values."""
+        self._stack.append({})
+        self.set_items(values)
 
     def set_items(self, values: list[Any]) -> None:
         """Set keys and values on the dictionary below them."""
@@ -176,18 +189,31 @@ class Machine:
         if not isinstance(target, dict) or len(values) % 2:
             raise PickleFault("items set on what is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            target[_key(key)] = self._finished(value)
+            target[self._key(key)] = _finished(value)
 
-    def add_items(self, values: list[Any]) -> None:
-        """Add values to the set below them; sets are kept as lists."""
-        self.extend(values)
+    def _key(self, key: Any) -> str:
+        """A dictionary key as a text, like in JSON: importers ask for fields by name alone.
+
+        Keys that aren't texts could be chosen so that a dictionary compares each with all others.
+        """
+        if isinstance(key, str):
+            return key
+        if isinstance(key, StoredText):
+            self._count(key.size // CHARACTERS)
+            return key.text()
+        parts = key if isinstance(key, tuple) and len(key) <= _MAX_KEY else (key,)
+        if not all(isinstance(part, str | int | float | bytes | None) for part in parts):
+            raise PickleFault("a dictionary key that is no number or text, nor a few of them")
+        text = repr(key)
+        self._count(len(text) // CHARACTERS)
+        return text
 
     def reduce(self) -> None:
         """A call: done here for the few known names, kept as a record for all others."""
         arguments, target = self._pop(), self._pop()
         if not isinstance(arguments, tuple) or not isinstance(target, Name):
             raise PickleFault("a call of what is no name")
-        self._stack.append(self._called(target.name, tuple(map(self._finished, arguments))))
+        self._stack.append(self._called(target, tuple(map(_finished, arguments))))
 
     def new_object(self, *, with_keywords: bool) -> None:
         """An object of a named class."""
@@ -195,49 +221,20 @@ class Machine:
         arguments, target = self._pop(), self._pop()
         if not isinstance(arguments, tuple) or not isinstance(target, Name):
             raise PickleFault("an object of what is no class")
-        made = self._called(target.name, arguments)
+        made = self._called(target, arguments)
         if keywords and isinstance(made, Record):
             made.state = keywords
         self._stack.append(made)
 
-    def _called(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        if name in _CONTAINERS and not arguments:
-            return {}
-        if name in _SETS and len(arguments) <= 1:
-            made = Numbers()
-            values = arguments[0] if arguments and isinstance(arguments[0], Numbers) else ()
-            # one list may be copied over and over
-            self._count(len(values))
-            made.extend(list(values))
-            return made
-        if name == "_codecs.encode" and len(arguments) == 2 and isinstance(arguments[0], str):
-            self._count(len(arguments[0]) // _ELEMENT_BYTES)
-            try:
-                return arguments[0].encode("latin1")
-            except UnicodeEncodeError as error:
-                raise PickleFault("bytes that aren't") from error
-        if name in ("copyreg._reconstructor", "copy_reg._reconstructor") and arguments:
-            return Record(arguments[0].name if isinstance(arguments[0], Name) else "?")
-        if name in _ARRAYS:
-            return _Array()
-        if name in _SCALARS and len(arguments) == 2:
-            return array_of((1,), arguments[0], arguments[1])[0].item()
-        rebuilt = self._rebuild(name, arguments)
-        return Record(name, arguments) if rebuilt is NotImplemented else rebuilt
+    def _called(self, target: Name, arguments: tuple[Any, ...]) -> Any:
+        # a tuple may be long, and be an argument over and over
+        self._count(len(arguments))
+        return called(target.name, arguments, self._source, self._rebuild, self._count)
 
     def build(self) -> None:
-        """State for the object below it: kept, never applied."""
-        state, target = self._pop(), self._top()
-        if isinstance(target, _Array):
-            if not isinstance(state, tuple) or len(state) != 5:
-                raise PickleFault("an array without its state")
-            _, shape, dtype, is_fortran, content = state
-            if isinstance(content, bytes):
-                target.value = array_of(shape, dtype, content, order="F" if is_fortran else "C")
-            else:
-                target.value = content
-        elif isinstance(target, Record):
-            target.state = state
+        """State for the object below it."""
+        state = self._pop()
+        set_state(self._top(), state)
 
     def persistent(self) -> None:
         """The object of a persistent id."""
@@ -247,51 +244,26 @@ class Machine:
         """A name; it is never looked up."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleFault("a name that is no text")
+        self._count((len(module) + len(name)) // CHARACTERS)
         self._stack.append(Name(f"{module}.{name}"))
 
-    def tuple_of(self, count: int) -> None:
-        """A tuple of the last values."""
-        values = [self._finished(self._pop()) for _ in range(count)]
-        self._stack.append(tuple(values[::-1]))
+    def named_by_line(self) -> None:
+        """A name in two lines."""
+        self.named(self._stream.line(), self._stream.line())
+
+    def named_by_stack(self) -> None:
+        """A name in two texts."""
+        name, module = self._pop(), self._pop()
+        self.named(module, name)
+
+    def protocol(self) -> None:
+        """The protocol that the pickle is of."""
+        if self._number(_BYTE) > 5:
+            raise PickleFault("a pickle of a later protocol")
 
 
-def _key(key: Any) -> Any:
-    """A dictionary key: a number or text, or a few of them in a tuple, so that hashing it takes no time."""
-    parts = key if isinstance(key, tuple) and len(key) <= _MAX_KEY else (key,)
-    if all(isinstance(part, str | int | float | bytes | None) for part in parts):
-        return key
-    raise PickleFault("a dictionary key that is no number or text, nor a few of them")
-
-
-def _text(machine: Machine, size: int) -> str:
-    return machine.push_bytes(size).decode("utf-8", "replace")
-
-
-def _list_of(values: list[Any]) -> Numbers:
-    made = Numbers()
-    made.extend(values)
-    return made
-
-
-def _dict_of(machine: Machine, values: list[Any]) -> None:
-    machine.push({})
-    machine.set_items(values)
-
-
-def _stack_global(machine: Machine) -> None:
-    name, module = machine._pop(), machine._pop()
-    machine.named(module, name)
-
-
-def _long(machine: Machine, size: int) -> int:
-    if size > 64:
-        raise PickleFault("a whole number of more than 64 bytes")
-    return int.from_bytes(machine.push_bytes(size), "little", signed=True)
-
-
-def _protocol(machine: Machine) -> None:
-    if machine._number("<B") > 5:
-        raise PickleFault("a pickle of a later protocol")
+def _finished(value: Any) -> Any:
+    return value.value if isinstance(value, ArrayToCome) else value
 
 
 _STEPS: dict[int, Callable[[Machine], object]] = {
@@ -300,12 +272,12 @@ _STEPS: dict[int, Callable[[Machine], object]] = {
     ord("a"): lambda m: m.extend([m._pop()]),
     ord("u"): lambda m: m.set_items(m._pop_mark()),
     ord("s"): lambda m: m.set_items([m._pop(), m._pop()][::-1]),
-    ord("]"): lambda m: m.push(Numbers()),
+    ord("]"): lambda m: m.push_list([]),
     ord("}"): lambda m: m.push({}),
     ord(")"): lambda m: m.push(()),
-    ord("l"): lambda m: m.push(_list_of([m._finished(value) for value in m._pop_mark()])),
-    ord("d"): lambda m: _dict_of(m, m._pop_mark()),
-    ord("t"): lambda m: m.push(tuple(map(m._finished, m._pop_mark()))),
+    ord("l"): lambda m: m.push_list(m._pop_mark()),
+    ord("d"): lambda m: m.push_dict(m._pop_mark()),
+    ord("t"): lambda m: m.push_tuple(m._pop_mark()),
     0x85: lambda m: m.tuple_of(1),
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
@@ -315,37 +287,37 @@ _STEPS: dict[int, Callable[[Machine], object]] = {
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),
     0x89: lambda m: m.push(False),
-    ord("K"): lambda m: m.push(m._number("<B")),
-    ord("M"): lambda m: m.push(m._number("<H")),
-    ord("J"): lambda m: m.push(m._number("<i")),
-    0x8A: lambda m: m.push(_long(m, m._number("<B"))),
-    0x8B: lambda m: m.push(_long(m, m._number("<i"))),
-    ord("G"): lambda m: m.push(struct.unpack(">d", m._take(8))[0]),
-    ord("X"): lambda m: m.push(_text(m, m._number("<I"))),
-    0x8C: lambda m: m.push(_text(m, m._number("<B"))),
-    0x8D: lambda m: m.push(_text(m, m._number("<Q"))),
-    ord("B"): lambda m: m.push(m.push_bytes(m._number("<I"))),
-    ord("C"): lambda m: m.push(m.push_bytes(m._number("<B"))),
-    0x8E: lambda m: m.push(m.push_bytes(m._number("<Q"))),
-    0x96: lambda m: m.push(m.push_bytes(m._number("<Q"))),
-    ord("U"): lambda m: m.push(m.push_bytes(m._number("<B")).decode("latin1")),
-    ord("T"): lambda m: m.push(m.push_bytes(m._number("<i")).decode("latin1")),
-    ord("q"): lambda m: m.put(m._number("<B")),
-    ord("r"): lambda m: m.put(m._number("<I")),
-    0x94: lambda m: m.put(len(m._memo)),
-    ord("h"): lambda m: m.get(m._number("<B")),
-    ord("j"): lambda m: m.get(m._number("<I")),
-    ord("c"): lambda m: m.named(m._line(), m._line()),
-    0x93: _stack_global,
+    ord("K"): lambda m: m.push(m._number(_BYTE)),
+    ord("M"): lambda m: m.push(m._number(_SHORT)),
+    ord("J"): lambda m: m.push(m._number(_SIGNED)),
+    0x8A: lambda m: m.push_long(m._number(_BYTE)),
+    0x8B: lambda m: m.push_long(m._number(_SIGNED)),
+    ord("G"): lambda m: m.push(m._number(_REAL)),
+    ord("X"): lambda m: m.push_text(m._number(_INT)),
+    0x8C: lambda m: m.push_text(m._number(_BYTE)),
+    0x8D: lambda m: m.push_text(m._number(_LONG)),
+    ord("B"): lambda m: m.push_bytes(m._number(_INT)),
+    ord("C"): lambda m: m.push_bytes(m._number(_BYTE)),
+    0x8E: lambda m: m.push_bytes(m._number(_LONG)),
+    0x96: lambda m: m.push_bytes(m._number(_LONG)),
+    ord("U"): lambda m: m.push_bytes(m._number(_BYTE), "latin1"),
+    ord("T"): lambda m: m.push_bytes(m._number(_SIGNED), "latin1"),
+    ord("q"): lambda m: m._memo.put(m._number(_BYTE), m._top()),
+    ord("r"): lambda m: m._memo.put(m._number(_INT), m._top()),
+    0x94: lambda m: m._memo.put_next(m._top()),
+    ord("h"): lambda m: m.push(m._memo.get(m._number(_BYTE))),
+    ord("j"): lambda m: m.push(m._memo.get(m._number(_INT))),
+    ord("c"): Machine.named_by_line,
+    0x93: Machine.named_by_stack,
     ord("R"): Machine.reduce,
     0x81: lambda m: m.new_object(with_keywords=False),
     0x92: lambda m: m.new_object(with_keywords=True),
     ord("b"): Machine.build,
     ord("Q"): Machine.persistent,
-    0x8F: lambda m: m.push(Numbers()),
-    0x90: lambda m: m.add_items(m._pop_mark()),
-    0x91: lambda m: m.push(_list_of(m._pop_mark())),
-    0x80: _protocol,
-    0x95: lambda m: m._take(8),
+    0x8F: lambda m: m.push_list([]),
+    0x90: lambda m: m.extend(m._pop_mark()),
+    0x91: lambda m: m.push_list(m._pop_mark()),
+    0x80: Machine.protocol,
+    0x95: lambda m: m._stream.skip(8),
 }
 """What each instruction does. Protocol 0 texts, `INST`, `OBJ`, `EXT` and buffers out of band are not among them."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
-_DTYPE = re.compile(r"[biuf][1248]")
+from tokenaudit.stored import AT_ONCE, Source
+
+# Whole numbers of one, two, four and up to eight bytes, floats, and the constants: they refer to nothing.
+_LONG = b"|".join(rb"\x8a" + bytes([size]) + b"." * size for size in range(5, 9))
+_RUN = rb"(?:K.|M..|J....|G........|[\x88\x89N]|" + _LONG + rb")++"
+RUN = re.compile(_RUN, re.DOTALL)
+"""A run of instructions that make numbers and constants and can make nothing else."""
+_JOINED = re.compile(_RUN + rb"(?:e\(" + _RUN + rb")*+", re.DOTALL)
+"""Such runs as `pickle` writes a long list: between them, one ends and the next begins."""
+_CHUNK = 1 << 18
+"""Bytes of numbers in the file that are decoded at once."""
+_ITEM_COST = 8
+"""What a value of any kind costs more than a number, as time goes."""
 
 
 class PickleFault(ValueError):
@@ -22,13 +35,11 @@ class Limits:
     """Bounds of one pickle.
 
     Attributes:
-        instructions: instructions, runs of numbers counting as one.
-        elements: elements of all lists, tuples, dictionaries and tensors.
+        objects: objects that are made, counted by instructions; a long run of numbers stays in the file and is one.
         depth: nesting of marks, as in nested lists.
     """
 
-    instructions: int = 20_000_000
-    elements: int = 200_000_000
+    objects: int = 20_000_000
     depth: int = 1_000
 
 
@@ -57,71 +68,97 @@ class Record:
         return f"<{self.name}>"
 
 
-class Numbers(Sequence[Any]):
-    """A list; as long as it holds only whole numbers that fit 64 bits, or only floats, an array keeps them."""
+class Numbers:
+    """A list; its long runs of numbers stay in the file.
 
-    __slots__ = ("items",)
+    Every look at it is charged to the file, also its length: only decoding tells how many numbers a run has.
+    """
 
-    def __init__(self) -> None:
-        self.items: array[Any] | list[Any] = []
+    __slots__ = ("_parts", "_source")
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return self.items[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
-
-    def packed(self) -> np.ndarray[Any, Any] | None:
-        """The numbers as an array; None where the list holds anything else, or nothing."""
-        return np.array(self.items) if isinstance(self.items, array) else None
+    def __init__(self, source: Source, values: list[Any] | None = None) -> None:
+        self._source = source
+        # values, and places of the file that hold what a pickle's list of numbers does between its mark and its end
+        self._parts: tuple[()] | list[list[Any] | tuple[int, int]] = [values] if values else ()
 
     def extend(self, values: list[Any]) -> None:
-        """Append values, in an array while they allow it."""
-        packed = _packed(values) if not len(self.items) or isinstance(self.items, array) else None
-        if packed is None:
-            if isinstance(self.items, array):
-                self.items = list(self.items)
-            self.items.extend(values)
-        elif isinstance(self.items, array):
-            if self.items.typecode == packed.typecode:
-                self.items.extend(packed)
-            else:
-                self.items = [*self.items, *values]
+        """Append values."""
+        parts = self._parts or []
+        if parts and isinstance(parts[-1], list):
+            parts[-1] += values
         else:
-            self.items = packed
+            parts.append(values)
+        self._parts = parts
+
+    def extend_stored(self, start: int, end: int) -> None:
+        """Append a `RUN` that lies in the file.
+
+        It may follow the one before after two instructions, the end of that and its own beginning; both are then one
+        place.
+        """
+        parts = self._parts or []
+        last = parts[-1] if parts else None
+        if isinstance(last, tuple) and last[1] + 2 == start and end - last[0] < _CHUNK:
+            parts[-1] = (last[0], end)
+        else:
+            parts.append((start, end))
+        self._parts = parts
+
+    def chunks(self) -> Iterator[list[Any]]:
+        """The values, a piece at a time. Raises like `Source.read` and `Source.spend`."""
+        for part in self._parts:
+            values = part if isinstance(part, list) else self._decoded(*part)
+            self._source.spend(len(values))
+            yield values
+
+    def _decoded(self, start: int, end: int) -> list[Any]:
+        piece = self._source.read(start, end - start)
+        # looked at anew: whoever can write to the file could have changed it since
+        if not _JOINED.fullmatch(piece):
+            raise self._source.fault("the file was changed while it was read")
+        return pickle.loads(b"](" + piece + b"e.")
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for chunk in self.chunks() for value in chunk)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.chunks()))
+
+    def items(self, most: int) -> list[Any] | None:
+        """The values, to be looked at one by one, which costs more than numbers do; None if they are more than `most`.
+
+        Raises like `chunks`.
+        """
+        items: list[Any] = []
+        for chunk in self.chunks():
+            self._source.spend(_ITEM_COST * len(chunk))
+            items += chunk
+            if len(items) > most:
+                return None
+        return items
+
+    def packed(self) -> np.ndarray[Any, Any] | None:
+        """The numbers as an array: int64 for whole ones and bools, else float64; None if the list isn't all of one.
+
+        Shape [length]. An empty list is None too. Raises like `chunks`, and for more than `AT_ONCE`.
+        """
+        pieces: list[array[Any]] = []
+        size = 0
+        for chunk in self.chunks():
+            size += len(chunk)
+            if size > AT_ONCE:
+                raise self._source.fault(f"a list of more than {AT_ONCE} numbers")
+            piece = _packed(chunk)
+            if piece is None or (pieces and pieces[-1].typecode != piece.typecode):
+                return None
+            pieces.append(piece)
+        return np.concatenate([np.array(piece) for piece in pieces]) if pieces else None
 
 
 def _packed(values: list[Any]) -> array[Any] | None:
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        try:
-            return array("q", values)
-        except OverflowError:
-            return None
-    return array("d", values) if kinds == {float} else None
-
-
-def array_of(shape: Any, dtype: Any, content: Any, order: Any = "C") -> np.ndarray[Any, Any]:
-    """A numpy array from its bytes; only plain number types.
-
-    Raises:
-        PickleFault: another type, or a shape that doesn't fit the bytes.
-    """
-    code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" and dtype.arguments else None
-    if not isinstance(code, str) or _DTYPE.fullmatch(code) is None or not isinstance(content, bytes):
-        raise PickleFault("an array that isn't of plain numbers")
-    big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
-    kind = np.dtype((">" if big else "<") + code)
-    is_shape = isinstance(shape, tuple) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
-    )
-    if not is_shape or len(shape) > 8 or int(np.prod(shape, dtype=object)) * kind.itemsize != len(content):
-        raise PickleFault("an array whose shape doesn't fit its bytes")
-    return np.frombuffer(content, dtype=kind).reshape(shape, order=order)
+    try:
+        return array("q", values)
+    except OverflowError:
+        return None
+    except TypeError:
+        return array("d", values) if set(map(type, values)) == {float} else None

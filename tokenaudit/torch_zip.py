@@ -2,41 +2,39 @@
 
 A pickle is a program, so it is interpreted here by an interpreter of our own that knows the few instructions a plain
 data file needs. Names of classes and functions are never looked up: a handful that rebuild tensors, arrays and
-containers are recognised by name and done here, all others become inert `Record`s. Tensors are numpy views of the
-mapped file. Everything is bounded: instructions, nesting, tables, and sizes by what the file really holds.
+containers are recognised by name and done here, all others become inert `Record`s. Long lists, long texts and tensors
+stay in the file until they are asked for. Everything is bounded: objects, nesting, and what is read by what the file
+can hold.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 import zipfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from tokenaudit.errors import Problem, SourceError
 from tokenaudit.pickle_machine import Machine
 from tokenaudit.pickled import Limits, PickleFault
+from tokenaudit.stored import Source, unreadable
+from tokenaudit.stored_arrays import BFLOAT16, StoredArray, element_bytes, last_element, tensor_shape
 
 MAX_ENTRIES = 1_000_000
 """Entries that an archive may have."""
 MAX_NAME = 4096
 
-_HINT = "tokenaudit reads what torch.save writes by default (torch 1.6 or later), and runs none of it"
-_DTYPES: dict[str, str] = {
+_KINDS: dict[str, str] = {
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
-    "BFloat16Storage": "bf16",
+    "BFloat16Storage": BFLOAT16,
     "LongStorage": "<i8",
     "IntStorage": "<i4",
     "ShortStorage": "<i2",
-    "CharStorage": "i1",
-    "ByteStorage": "u1",
-    "BoolStorage": "?",
+    "CharStorage": "|i1",
+    "ByteStorage": "|u1",
+    "BoolStorage": "|b1",
 }
 
 
@@ -48,28 +46,37 @@ class _Storage(NamedTuple):
     elements: int
 
 
+class _Entry(NamedTuple):
+    """An entry of the archive: where its header lies, its bytes, and whether they are stored as they are."""
+
+    header: int
+    size: int
+    is_plain: bool
+
+
 class TorchFile:
-    """A file of `torch.save`, mapped into memory; use it as a context manager. Arrays from it are copies.
+    """A file of `torch.save`; use it as a context manager, and as long as values from it are wanted.
 
     Args:
         path: the file.
         limits: bounds of its pickle.
+
+    Attributes:
+        source: the open file.
 
     Raises:
         SourceError: it isn't such a file, or is damaged.
     """
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
-        self._path = path
         self._limits = limits or Limits()
-        self._elements = 0
         try:
             self._file = path.open("rb")
         except OSError as error:
-            raise self._fault(f"can't read: {error.strerror or error}") from error
+            raise unreadable(path, error) from error
         try:
+            self.source = Source(path, self._file)
             self._entries = self._read_entries()
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except BaseException:
             self._file.close()
             raise
@@ -80,25 +87,23 @@ class TorchFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._map.close()
         self._file.close()
 
     def load(self) -> Any:
-        """The object in the file: plain values, `Numbers`, numpy arrays and `Record`s.
+        """The object in the file: plain values, `Numbers`, arrays, `Record`s, and what stays in the file.
 
         Raises:
             SourceError: the pickle is damaged, uses what a data file has no need of, or exceeds the limits.
         """
         start, size = self._pickle_span()
-        with memoryview(self._map)[start : start + size] as view:
-            try:
-                return Machine(view, self._limits, self._persistent, self._rebuild).run()
-            except PickleFault as fault:
-                raise self._fault(str(fault)) from fault
-            except (ValueError, TypeError, OverflowError) as error:
-                raise self._fault(f"the pickle is damaged: {error}"[:200]) from error
-            except (MemoryError, RecursionError) as error:
-                raise self._fault("the file asks for more memory than it should") from error
+        try:
+            return Machine(self.source, start, size, self._limits, self._persistent, self._rebuild).run()
+        except PickleFault as fault:
+            raise self.source.fault(str(fault)) from fault
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self.source.fault(f"the pickle is damaged: {error}"[:200]) from error
+        except (MemoryError, RecursionError) as error:
+            raise self.source.fault("the file asks for more memory than it should") from error
 
     def head(self, size: int) -> bytes:
         """The beginning of the pickle.
@@ -107,49 +112,48 @@ class TorchFile:
             SourceError: the file is damaged.
         """
         start, length = self._pickle_span()
-        return self._map[start : start + min(size, length)]
+        return self.source.read(start, min(size, length))
 
     def _pickle_span(self) -> tuple[int, int]:
         try:
             return self._span(self._prefix + "data.pkl")
         except PickleFault as fault:
-            raise self._fault(str(fault)) from fault
+            raise self.source.fault(str(fault)) from fault
 
-    def _fault(self, what: str) -> SourceError:
-        return SourceError(Problem(what, str(self._path), _HINT))
-
-    def _read_entries(self) -> dict[str, zipfile.ZipInfo]:
-        """The entries by name; only uncompressed ones, so that none is larger than the file."""
+    def _read_entries(self) -> dict[str, _Entry]:
+        """The entries by name."""
         try:
             with zipfile.ZipFile(self._file) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
-            raise self._fault(f"not a file of torch.save: {error}") from error
+            raise self.source.fault(f"not a file of torch.save: {error}") from error
         if len(infos) > MAX_ENTRIES:
-            raise self._fault(f"{len(infos)} entries in the archive")
+            raise self.source.fault(f"{len(infos)} entries in the archive")
         pickles = [
             info.filename for info in infos if info.filename.endswith("data.pkl") and len(info.filename) < MAX_NAME
         ]
         if len(pickles) != 1:
-            raise self._fault(f"not a file of torch.save: {len(pickles)} entries named data.pkl")
+            raise self.source.fault(f"not a file of torch.save: {len(pickles)} entries named data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
-        return {info.filename: info for info in infos}
+        return {info.filename: _entry(info) for info in infos}
 
     def _span(self, name: str) -> tuple[int, int]:
-        """Where the bytes of an entry lie in the file."""
-        info = self._entries.get(name)
-        if info is None:
+        """Where the bytes of an entry lie in the file; only uncompressed ones, so that none is larger than the file."""
+        entry = self._entries.get(name)
+        if entry is None:
             raise PickleFault(f"the archive has no entry {name!r:.80}")
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise self._fault(f"the entry {name!r:.80} is compressed, which torch.save never does")
-        header = self._map[info.header_offset : info.header_offset + 30]
-        if len(header) < 30 or header[:4] != b"PK\x03\x04":
-            raise self._fault(f"the entry {name!r:.80} is damaged")
+        if not entry.is_plain:
+            raise PickleFault(f"the entry {name!r:.80} is compressed, which torch.save never does")
+        if entry.header + 30 > self.source.size:
+            raise PickleFault(f"the entry {name!r:.80} is damaged")
+        header = self.source.read(entry.header, 30)
+        if header[:4] != b"PK\x03\x04":
+            raise PickleFault(f"the entry {name!r:.80} is damaged")
         name_size, extra_size = struct.unpack("<HH", header[26:30])
-        start = info.header_offset + 30 + name_size + extra_size
-        if start + info.file_size > len(self._map):
-            raise self._fault(f"the entry {name!r:.80} reaches behind the end of the file")
-        return start, info.file_size
+        start = entry.header + 30 + name_size + extra_size
+        if start + entry.size > self.source.size:
+            raise PickleFault(f"the entry {name!r:.80} reaches behind the end of the file")
+        return start, entry.size
 
     def _persistent(self, reference: Any) -> Any:
         """A storage: ("storage", kind, key, device, number of elements)."""
@@ -169,41 +173,22 @@ class TorchFile:
             return NotImplemented
         if len(arguments) < 4 or not isinstance(arguments[0], _Storage):
             raise PickleFault("a tensor without a storage")
-        storage, offset, size, stride = arguments[:4]
-        return self._tensor(storage, offset, _whole(size), _whole(stride))
+        return self._tensor(*arguments[:4])
 
-    def _tensor(
-        self, storage: _Storage, offset: Any, size: tuple[int, ...], stride: tuple[int, ...]
-    ) -> np.ndarray[Any, Any]:
-        kind = _DTYPES.get(storage.kind)
+    def _tensor(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> StoredArray:
+        kind = _KINDS.get(storage.kind)
         if kind is None:
             raise PickleFault(f"a tensor of {storage.kind!r:.40}")
-        dtype = np.dtype("<u2" if kind == "bf16" else kind)
-        start, length = self._span(f"{self._prefix}data/{storage.key}")
-        count = length // dtype.itemsize
-        if len(size) != len(stride) or len(size) > 8 or isinstance(offset, bool) or not isinstance(offset, int):
+        shape, strides = tensor_shape(size, stride)
+        if isinstance(offset, bool) or not isinstance(offset, int):
             raise PickleFault("a tensor whose shape makes no sense")
-        last = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
-        if offset < 0 or (0 not in size and last >= count):
+        start, length = self._span(f"{self._prefix}data/{storage.key}")
+        width = element_bytes(kind)
+        if offset < 0 or (0 not in shape and offset + last_element(shape, strides) >= length // width):
             raise PickleFault("a tensor that reaches behind its storage")
-        # many tensors may share one storage, and an expanded one is larger than its own
-        self._elements += int(np.prod(size, dtype=object))
-        if self._elements > self._limits.elements:
-            raise PickleFault(f"tensors of more than {self._limits.elements} elements")
-        if 0 in size:
-            return np.zeros(size, dtype=dtype)
-        # only the tensor's part of its storage: thousands of tensors may be pieces of one
-        piece = self._map[start + offset * dtype.itemsize : start + (last + 1) * dtype.itemsize]
-        flat = np.frombuffer(piece, dtype=dtype)
-        view = np.lib.stride_tricks.as_strided(flat, size, [step * dtype.itemsize for step in stride])
-        array = view.copy()
-        return (array.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else array
+        return StoredArray(self.source, start + offset * width, kind, shape, strides)
 
 
-def _whole(values: Any) -> tuple[int, ...]:
-    """Sizes or strides: whole numbers of at least 0."""
-    if not isinstance(values, tuple) or any(
-        isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**40 for v in values
-    ):
-        raise PickleFault("a tensor whose shape makes no sense")
-    return values
+def _entry(info: zipfile.ZipInfo) -> _Entry:
+    is_plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+    return _Entry(info.header_offset, info.file_size, is_plain)

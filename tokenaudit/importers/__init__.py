@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
+from tokenaudit.files import named_twice
 from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
-from tokenaudit.importers.base import Importer
+from tokenaudit.importers.base import Importer, Problems
+from tokenaudit.importers.compressed import first_compressed
 from tokenaudit.importers.files import first_keys, source_files
 
 IMPORTERS: dict[str, Importer] = {
@@ -55,7 +57,7 @@ def files_of(importer: Importer, paths: Sequence[Path]) -> tuple[list[Path], int
     Files that were named are taken at their word.
 
     Raises:
-        SourceError: a path that isn't there, or nothing to import.
+        SourceError: a path that isn't there, a file that is named twice, or nothing to import.
     """
     kept: list[Path] = []
     passed_over = 0
@@ -66,7 +68,13 @@ def files_of(importer: Importer, paths: Sequence[Path]) -> tuple[list[Path], int
         passed_over += len(found) - len(fitting)
     if not kept:
         what = f"no file looks like {importer.title}"
-        raise SourceError(Problem(what, ", ".join(map(str, paths)), f"its files are {importer.files}"))
+        nothing = Problem(what, ", ".join(map(str, paths)), f"its files are {importer.files}")
+        raise SourceError(first_compressed(source_files(paths, importer.suffixes)[:_LOOKED_AT]) or nothing)
+    twice = Problems()
+    for problem in named_twice(kept, "dump"):
+        twice.add(problem)
+    if twice.count:
+        raise SourceError(twice.all())
     return kept, passed_over
 
 
@@ -78,7 +86,8 @@ def detected(paths: Sequence[Path]) -> Importer:
     """
     suffixes = sorted({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
     found: Counter[str] = Counter()
-    for path in source_files(paths, suffixes)[:_LOOKED_AT]:
+    looked_at = source_files(paths, suffixes)[:_LOOKED_AT]
+    for path in looked_at:
         keys = first_keys(path)
         name = next((name for name, importer in IMPORTERS.items() if importer.looks_like(path, keys)), None)
         if name is not None:
@@ -86,7 +95,8 @@ def detected(paths: Sequence[Path]) -> Importer:
     where = ", ".join(map(str, paths))
     if not found:
         hint = "tokenaudit import --list tells the formats; --from generic reads any table with --map theirs=ours"
-        raise SourceError(Problem("the files look like no known format", where, hint))
+        unknown = Problem("the files look like no known format", where, hint)
+        raise SourceError(first_compressed(looked_at) or unknown)
     if len(found) > 1:
         counts = ", ".join(f"{name} ({count} file{'s' * (count > 1)})" for name, count in found.most_common())
         raise SourceError(Problem(f"the files look like several formats: {counts}", where, "choose one with --from"))

@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tokenaudit.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault
+from tokenaudit.importers.fields import MAX_TOKENS
 from tokenaudit.pickled import Numbers, Record
+from tokenaudit.stored import Source, StoredText
+from tokenaudit.stored_arrays import StoredArray, TextArray
 from tokenaudit.torch_zip import TorchFile
 
 _HEAD = 1 << 16
 _TEXT = re.compile(rb"X([\x01-\x40])\x00\x00\x00|\x8c([\x01-\x40])")
 IS_LIST = "[]"
 """Stands among the first texts of a dump that is a list."""
+MAX_ITEMS = 2_000_000
+"""Items of a list that is taken apart."""
+ROW_COST = 128
+"""What a response costs of what its file allows, beside its numbers: one could be named over and over."""
+_MAX_TEXT = 1 << 20
+"""Bytes of a text that is a name or an id."""
+
+Array = np.ndarray[Any, Any] | StoredArray | TextArray
+"""A tensor or an array of a dump, most of which lie in the file until they are read."""
+ARRAYS = (np.ndarray, StoredArray, TextArray)
+"""The classes of these."""
 
 
-def loaded(path: Path, context: Context) -> Any:
-    """The object in a file; it takes a few times the file's size, so nothing should hold two of them.
+class Dump(NamedTuple):
+    """A dump that is open.
+
+    Attributes:
+        value: the object in it, of which large lists, texts and tensors still lie in the file.
+        source: the file; what is made beyond what the file holds is charged to it.
+    """
+
+    value: Any
+    source: Source
+
+
+@contextmanager
+def opened(path: Path, context: Context) -> Iterator[Dump]:
+    """The object in a file, for as long as the block lasts.
 
     Raises:
         SourceError: the file can't be read.
     """
+    half = path.stat().st_size // 2
     with TorchFile(path) as file:
-        value = file.load()
-    context.advance(path.stat().st_size)
-    return value
+        dump = Dump(file.load(), file.source)
+        context.advance(half)
+        yield dump
+    context.advance(path.stat().st_size - half)
 
 
 def first_texts(path: Path) -> frozenset[str]:
@@ -67,15 +97,38 @@ def items_of(value: object, what: str) -> Sequence[Any]:
     """The items of a list; an absent one is empty.
 
     Raises:
-        FieldFault: it is something else.
+        FieldFault: it is something else, or far too long.
+        SourceError: it can't be read, or was read too often.
     """
     if value is None:
         return ()
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        return value.tolist()
-    if not isinstance(value, Numbers | list | tuple):
+    if isinstance(value, ARRAYS) and value.ndim == 1 and value.size <= MAX_ITEMS:
+        return read_array(value).tolist()
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, Numbers):
         raise FieldFault(f"{what} is {shown(value)}", "it is a list")
-    return value
+    items = value.items(MAX_ITEMS)
+    if items is None:
+        raise FieldFault(f"{what} is a list of more than {MAX_ITEMS} items")
+    return items
+
+
+def count_of(value: object, what: str) -> int:
+    """How many numbers a flat list or tensor has; an absent one has none.
+
+    Raises like `flat`, and beyond `MAX_TOKENS`.
+    """
+    if isinstance(value, Numbers):
+        count = len(value)
+    elif isinstance(value, StoredArray) and value.ndim == 1:
+        count = value.size
+        value.source.spend(count)
+    else:
+        count = len(flat(value, what))
+    if count > MAX_TOKENS:
+        raise FieldFault(f"{what} is a list of {count} numbers", f"responses of up to {MAX_TOKENS} tokens are read")
+    return count
 
 
 def flat(value: object, what: str) -> np.ndarray[Any, Any]:
@@ -83,26 +136,45 @@ def flat(value: object, what: str) -> np.ndarray[Any, Any]:
 
     Raises:
         FieldFault: it is something else.
+        SourceError: it can't be read, or was read too often.
     """
     if value is None:
         return np.zeros(0, dtype=np.int64)
-    if isinstance(value, Numbers | list | tuple):
-        value = _array(value, what)
-    if not isinstance(value, np.ndarray):
+    if isinstance(value, Numbers | tuple):
+        return _whole(value, what)
+    if not isinstance(value, ARRAYS):
         raise FieldFault(f"{what} is {shown(value)}", "it is a list of whole numbers")
-    array = value.reshape(-1) if value.ndim == 2 and 1 in value.shape else value
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+    is_flat = value.ndim == 1 or (value.ndim == 2 and 1 in value.shape)
+    array = read_array(value).reshape(-1) if is_flat else np.zeros(1)
+    if array.size and array.dtype.kind not in "biu":
         raise FieldFault(f"{what} is no list of whole numbers")
     return array.astype(np.int64)
 
 
-def _array(values: Sequence[Any], what: str) -> np.ndarray[Any, Any]:
-    packed = values.packed() if isinstance(values, Numbers) else None
-    if packed is not None:
-        return packed
-    if not all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in values):
+def _whole(values: Numbers | tuple[Any, ...], what: str) -> np.ndarray[Any, Any]:
+    array = values.packed() if isinstance(values, Numbers) else None
+    if array is None:
+        items = items_of(values, what)
+        if not all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in items):
+            raise FieldFault(f"{what} is no list of whole numbers")
+        array = np.array([int(item) for item in items], dtype=np.int64)
+    if array.dtype.kind != "i":
         raise FieldFault(f"{what} is no list of whole numbers")
-    return np.array([int(item) for item in values], dtype=np.int64)
+    return array
+
+
+def read_array(array: Array) -> np.ndarray[Any, Any]:
+    """All of an array.
+
+    Raises:
+        SourceError: it can't be read, or was read too often.
+    """
+    return array if isinstance(array, np.ndarray) else array.read()
+
+
+def row_of(table: Array, index: int, count: int) -> np.ndarray[Any, Any]:
+    """The first numbers of a row of a table. Raises like `read_array`."""
+    return table[index, :count] if isinstance(table, np.ndarray) else table.row(index, count)
 
 
 def plain(value: object) -> Any:
@@ -112,14 +184,24 @@ def plain(value: object) -> Any:
 
     Raises:
         FieldFault: it is something else.
+        SourceError: it can't be read, or was read too often.
     """
     if isinstance(value, Record) and len(value.arguments) == 1 and value.state is None:
         value = value.arguments[0]
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
+    if isinstance(value, ARRAYS) and value.size == 1:
+        value = read_array(value).item()
+    if isinstance(value, StoredText) and value.size <= _MAX_TEXT:
+        value = value.text()
     if not isinstance(value, str | int | float | None):
         raise FieldFault(f"{shown(value)} is no plain value", "it is a number or text")
     return value
+
+
+def name_of(value: object) -> str | None:
+    """A text that isn't too long for a name, else None. Raises like `StoredText.text`."""
+    if isinstance(value, StoredText) and value.size <= _MAX_TEXT:
+        return value.text()
+    return value if isinstance(value, str) else None
 
 
 def scalar(fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenaudit import lines
 from tokenaudit.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
+from tokenaudit.importers.compressed import compressed, first_compressed
 from tokenaudit.importers.dumps import first_texts
 from tokenaudit.lines import json_lines
 
@@ -30,20 +31,19 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     Numbers in names count as numbers, so that `step_10` comes after `step_9`. Links out of a folder aren't followed.
 
     Raises:
-        SourceError: a path that isn't there, a folder without such a file, or far too many files.
+        SourceError: a path that isn't there, a compressed file, a folder without such a file, or far too many files.
     """
     found: list[Path] = []
     problems: list[Problem] = []
     for path in paths:
         if path.is_dir():
-            below = (entry for entry in path.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
-            here = sorted((entry for entry in below if not entry.is_symlink()), key=natural_key)
+            here = _below(path, suffixes)
             if not here:
-                problems.append(
-                    Problem("the folder holds no file to import", str(path), f"extensions: {', '.join(suffixes)}")
-                )
+                problems.append(_nothing_below(path, suffixes))
             found += here
         elif path.is_file():
+            problem = compressed(path)
+            problems += [] if problem is None else [problem]
             found.append(path)
         else:
             problems.append(Problem("there is no such file or folder", str(path), "name files or folders of a dump"))
@@ -52,6 +52,20 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     if problems:
         raise SourceError(problems)
     return found
+
+
+def _below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    below = (entry for entry in folder.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
+    return sorted((entry for entry in below if not entry.is_symlink()), key=natural_key)
+
+
+def _nothing_below(folder: Path, suffixes: Sequence[str]) -> Problem:
+    """Why a folder has no file of these extensions: what would have one may be compressed."""
+    packed = (entry for entry in folder.rglob("*") if {suffix.lower() for suffix in entry.suffixes} & {*suffixes})
+    hint = f"extensions: {', '.join(suffixes)}"
+    return first_compressed(filter(Path.is_file, packed)) or Problem(
+        "the folder holds no file to import", str(folder), hint
+    )
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,23 @@ import numpy as np
 
 from tokenaudit.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain, scalar
-from tokenaudit.importers.fields import integer, number
+from tokenaudit.importers.batch import bounded
+from tokenaudit.importers.dumps import (
+    ARRAYS,
+    ROW_COST,
+    count_of,
+    fields_of,
+    flat,
+    items_of,
+    name_of,
+    opened,
+    plain,
+    row_of,
+    scalar,
+)
+from tokenaudit.importers.fields import MAX_TOKENS, integer, number
 from tokenaudit.log_writer import Row
+from tokenaudit.stored import Source
 
 _LENGTHS = ("input_lengths", "length", "lengths")
 _REWARDS = ("rewards", "total_reward", "reward")
@@ -30,19 +45,25 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
-    try:
-        dump = fields_of(loaded(path, context), "the dump")
-        groups = list(_groups(dump))
-    except FieldFault as fault:
-        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-    puts: list[ImportedPut] = []
-    for index, group in enumerate(groups):
-        where = f"{path}, group {index}"
+    with opened(path, context) as dump:
         try:
-            puts.append(_put(group, where, context))
+            groups = list(_groups(fields_of(dump.value, "the dump")))
         except FieldFault as fault:
-            context.fault(fault, where)
-    yield from sorted(puts, key=lambda put: put.train_step)
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        steps: dict[int, int] = {}
+        for index, group in enumerate(groups):
+            try:
+                steps[index] = integer(scalar(group, "target"), "target") + 1
+            except FieldFault as fault:
+                context.fault(fault, f"{path}, group {index}")
+        for index in sorted(steps, key=steps.__getitem__):
+            where = f"{path}, group {index}"
+            try:
+                put = _put(groups[index], steps[index], where, context, dump.source)
+            except FieldFault as fault:
+                context.fault(fault, where)
+                continue
+            yield put
 
 
 def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -65,65 +86,81 @@ def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "group_id": index}
 
 
-def _put(group: dict[str, Any], where: str, context: Context) -> ImportedPut:
+def _put(group: dict[str, Any], train_step: int, where: str, context: Context, source: Source) -> ImportedPut:
     batch = fields_of(group["batch"], "the batch")
     if isinstance(batch.get("data"), dict):
         batch = batch["data"]
-    train_step = integer(scalar(group, "target"), "target") + 1
     masks = _masks(batch)
     rewards = _numbers(batch, _REWARDS, len(masks))
-    if len(masks) > _RESPONSES:
-        raise FieldFault(f"{len(masks)} responses in a group", f"up to {_RESPONSES} are read")
     group_id = stable_id(group["group_id"])
     versions = _versions(group, train_step, context)
-    rows: list[Row] = []
-    for index, (mask, reward) in enumerate(zip(masks, rewards, strict=True)):
+
+    def row(index: int) -> Row:
+        source.spend(ROW_COST)
+        mask = masks[index]()
         generated = np.flatnonzero(mask)
         prompt_len = int(generated[0]) if len(generated) else len(mask)
-        row: Row = {
+        return versions | {
             "rollout_id": stable_id(f"{group['group_id']} {index} {train_step}"),
             "status": "completed",
             "response_len": len(mask) - prompt_len,
             "prompt_len": prompt_len,
             "response_mask": (mask[prompt_len:] != 0).astype(np.int8),
-            "reward": reward,
+            "reward": rewards[index],
             "agentic": bool(len(generated)) and len(generated) < len(mask) - prompt_len,
         }
-        rows.append(row | versions)
+
+    rows = bounded(map(row, range(len(masks))))
     return ImportedPut(train_step, context.task(None), group_id, rows, where)
 
 
-def _masks(batch: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
-    """The loss mask of every response over prompt and response, without padding."""
+def _masks(batch: dict[str, Any]) -> list[Callable[[], np.ndarray[Any, Any]]]:
+    """What reads the loss mask of each response, over prompt and response, without padding."""
     mask = batch.get("token_loss_mask")
-    if isinstance(mask, np.ndarray) and mask.ndim == 2:
+    if isinstance(mask, ARRAYS) and mask.ndim == 2:
         lengths = next((flat(batch[name], name) for name in _LENGTHS if batch.get(name) is not None), None)
-        if lengths is None or len(lengths) != len(mask) or (lengths < 0).any() or (lengths > mask.shape[1]).any():
+        if lengths is None or len(lengths) != mask.shape[0] or (lengths < 0).any() or (lengths > mask.shape[1]).any():
             raise FieldFault(
                 "the lengths of the responses don't fit their masks", f"they are in {' or '.join(_LENGTHS)}"
             )
-        return [row[:size] for row, size in zip(mask, lengths.tolist(), strict=True)]
-    masks = []
-    for log in items_of(batch.get("message_log"), "message_log"):
-        messages = [fields_of(message, "a message") for message in items_of(log, "a message log")]
-        parts = [_message_mask(message) for message in messages]
-        masks.append(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
-    if not masks:
+        _check_count(len(lengths))
+        return [partial(row_of, mask, index, size) for index, size in enumerate(lengths.tolist())]
+    logs = items_of(batch.get("message_log"), "message_log")
+    if not logs:
         raise FieldFault("the batch holds neither token_loss_mask nor message_log")
-    return masks
+    _check_count(len(logs))
+    return [partial(_log_mask, log) for log in logs]
+
+
+def _check_count(responses: int) -> None:
+    if responses > _RESPONSES:
+        raise FieldFault(f"{responses} responses in a group", f"up to {_RESPONSES} are read")
+
+
+def _log_mask(log: object) -> np.ndarray[Any, Any]:
+    parts = [np.zeros(0, dtype=np.int8)]
+    tokens = 0
+    for message in items_of(log, "a message log"):
+        part = _message_mask(fields_of(message, "a message"))
+        tokens += len(part)
+        if tokens > MAX_TOKENS:
+            raise FieldFault("a response too long", f"responses of up to {MAX_TOKENS} tokens are read")
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def _message_mask(message: dict[str, Any]) -> np.ndarray[Any, Any]:
     if message.get("token_loss_mask") is not None:
-        return flat(message["token_loss_mask"], "token_loss_mask")
-    return np.full(len(flat(message.get("token_ids"), "token_ids")), int(message.get("role") == "assistant"))
+        return (flat(message["token_loss_mask"], "token_loss_mask") != 0).astype(np.int8)
+    is_trained = name_of(message.get("role")) == "assistant"
+    return np.full(count_of(message.get("token_ids"), "token_ids"), is_trained, dtype=np.int8)
 
 
 def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[float | None]:
     value = next((batch[name] for name in names if batch.get(name) is not None), None)
     if value is None:
         return [None] * count
-    values = value.tolist() if isinstance(value, np.ndarray) else list(items_of(value, "rewards"))
+    values = items_of(value, "rewards")
     if len(values) != count:
         raise FieldFault(f"{len(values)} rewards for {count} responses")
     return [number(item, "reward") for item in values]

@@ -10,10 +10,11 @@ import numpy as np
 
 from tokenaudit.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.batch import Batch
-from tokenaudit.importers.dumps import fields_of, flat, items_of, loaded, plain
+from tokenaudit.importers.batch import Members
+from tokenaudit.importers.dumps import ROW_COST, count_of, fields_of, flat, items_of, opened, plain
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces
 from tokenaudit.log_writer import Row
+from tokenaudit.stored import Source
 
 _STATUS = {
     "completed": "completed",
@@ -23,6 +24,8 @@ _STATUS = {
     "pending": "init",
 }
 _GENERATE = "sglang_generate"
+_MAX_REWARDS = 100
+"""Entries of a dictionary among which the only number is looked for."""
 
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:
@@ -40,33 +43,39 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
-    try:
-        dump = fields_of(loaded(path, context), "the dump")
-        batch = Batch(integer(dump, "rollout_id") + 1)
-        samples = items_of(dump.get("samples"), "samples")
-    except FieldFault as fault:
-        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-    for index, value in enumerate(samples):
-        where = f"{path}, sample {index}"
+    def where(index: int) -> str:
+        return f"{path}, sample {index}"
+
+    with opened(path, context) as dump:
         try:
-            sample = fields_of(value, "a sample")
-            row = _row(sample, index, context)
-            group_id = stable_id(sample.get("group_index", index))
+            fields = fields_of(dump.value, "the dump")
+            members = Members(integer(fields, "rollout_id") + 1)
+            samples = items_of(fields.get("samples"), "samples")
         except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        batch.add(context.task(None), group_id, row, where)
-    yield from batch.trained(str(path))
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        for index, sample in enumerate(samples):
+            try:
+                group_id = stable_id(plain(fields_of(sample, "a sample").get("group_index", index)))
+            except FieldFault as fault:
+                context.fault(fault, where(index))
+                continue
+            members.add(context.task(None), group_id, index)
+
+        def row(index: int) -> Row:
+            return _row(fields_of(samples[index], "a sample"), index, context, dump.source)
+
+        yield from members.trained(row, where, str(path), context)
 
 
-def _row(sample: dict[str, Any], index: int, context: Context) -> Row:
+def _row(sample: dict[str, Any], index: int, context: Context, source: Source) -> Row:
     tokens = length(sample, "response_length")
+    source.spend(ROW_COST + tokens)
     status = plain(sample.get("status", "completed"))
     if status not in _STATUS:
         raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUS)}")
     mask = _mask(sample, tokens)
     row: Row = {
-        "rollout_id": stable_id(sample.get("index", index)),
+        "rollout_id": stable_id(plain(sample.get("index", index))),
         "status": _STATUS[status],
         "response_len": tokens,
         "response_mask": mask,
@@ -74,9 +83,9 @@ def _row(sample: dict[str, Any], index: int, context: Context) -> Row:
         "agentic": mask is not None and not mask.all() and not sample.get("remove_sample"),
         "finish_reason": "length" if status == "truncated" else None,
     }
-    ids = flat(sample.get("tokens"), "tokens")
-    if len(ids) >= tokens:
-        row["prompt_len"] = len(ids) - tokens
+    ids = count_of(sample.get("tokens"), "tokens")
+    if ids >= tokens:
+        row["prompt_len"] = ids - tokens
     return row | _versions(sample, mask, tokens, context)
 
 
@@ -95,6 +104,8 @@ def _mask(sample: dict[str, Any], tokens: int) -> np.ndarray[Any, Any] | None:
 def _reward(reward: object) -> float | None:
     """A number, or the only number of a dictionary; None where several stand side by side."""
     if isinstance(reward, dict):
+        if len(reward) > _MAX_REWARDS:
+            return None
         values = [value for value in reward.values() if isinstance(value, int | float) and not isinstance(value, bool)]
         reward = values[0] if len(values) == 1 else None
     return number(reward, "reward")

@@ -10,8 +10,19 @@ import numpy as np
 
 from tokenaudit.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.batch import Batch
-from tokenaudit.importers.dumps import fields_of, items_of, loaded, plain, scalar
+from tokenaudit.importers.batch import Members
+from tokenaudit.importers.dumps import (
+    ARRAYS,
+    ROW_COST,
+    Array,
+    fields_of,
+    items_of,
+    name_of,
+    opened,
+    plain,
+    row_of,
+    scalar,
+)
 from tokenaudit.importers.fields import integer, length
 from tokenaudit.log_writer import Row
 
@@ -26,37 +37,44 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
-    try:
-        dump = fields_of(loaded(path, context), "the dump")
-        batch = Batch(integer(scalar(dump, "global_steps"), "global_steps", low=1))
-        tags, keys = items_of(dump.get("tags"), "tags"), items_of(dump.get("keys"), "keys")
-        columns = _columns(dump.get("tensordict"))
-        if len(tags) != len(keys):
-            raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
-    except FieldFault as fault:
-        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-    for index, (value, key) in enumerate(zip(tags, keys, strict=True)):
-        where = f"{path}, response {index}"
+    def where(index: int) -> str:
+        return f"{path}, response {index}"
+
+    with opened(path, context) as dump:
         try:
-            tag = fields_of(value, "a tag")
-            name = str(plain(key))
-            row = _row(tag, name, index, columns, context)
+            fields = fields_of(dump.value, "the dump")
+            members = Members(integer(scalar(fields, "global_steps"), "global_steps", low=1))
+            tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
+            columns = _columns(fields.get("tensordict"))
+            if len(tags) != len(keys):
+                raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
         except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        batch.add(context.task(tag.get("data_source")), stable_id(name.rsplit("_", 2)[0]), row, where)
-    yield from batch.trained(str(path))
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        for index, (tag, key) in enumerate(zip(tags, keys, strict=True)):
+            try:
+                task = context.task(name_of(fields_of(tag, "a tag").get("data_source")))
+                group_id = stable_id(str(plain(key)).rsplit("_", 2)[0])
+            except FieldFault as fault:
+                context.fault(fault, where(index))
+                continue
+            members.add(task, group_id, index)
+
+        def row(index: int) -> Row:
+            dump.source.spend(ROW_COST)
+            return _row(fields_of(tags[index], "a tag"), str(plain(keys[index])), index, columns, context)
+
+        yield from members.trained(row, where, str(path), context)
 
 
-def _columns(tensordict: object) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(tensordict: object) -> dict[str, Array]:
     """The columns with one row of numbers per response; others, such as nested tensors, are left out."""
     fields = fields_of(tensordict, "tensordict")
     if "_tensordict" in fields:
         fields = fields_of(fields["_tensordict"], "tensordict")
-    return {name: value for name, value in fields.items() if isinstance(value, np.ndarray) and value.ndim == 2}
+    return {name: value for name, value in fields.items() if isinstance(value, ARRAYS) and value.ndim == 2}
 
 
-def _row(tag: dict[str, Any], key: str, index: int, columns: dict[str, np.ndarray[Any, Any]], context: Context) -> Row:
+def _row(tag: dict[str, Any], key: str, index: int, columns: dict[str, Array], context: Context) -> Row:
     tokens = length(scalar(tag, "response_len"), "response_len")
     status = str(plain(tag.get("status", "success")))
     row: Row = {
@@ -71,12 +89,12 @@ def _row(tag: dict[str, Any], key: str, index: int, columns: dict[str, np.ndarra
     if isinstance(turns, int):
         row["agentic"] = turns > 2
     mask, scores = columns.get("response_mask"), columns.get("rm_scores")
-    if mask is not None and index < len(mask) and mask.shape[1] >= tokens:
-        row["response_mask"] = (mask[index, :tokens] != 0).astype(np.int8)
+    if mask is not None and index < mask.shape[0] and mask.shape[1] >= tokens:
+        row["response_mask"] = (row_of(mask, index, tokens) != 0).astype(np.int8)
     else:
         context.limits[Lack.MASK] = None
-    if scores is not None and index < len(scores):
-        total = float(scores[index].sum(dtype=np.float64))
+    if scores is not None and index < scores.shape[0]:
+        total = float(row_of(scores, index, scores.shape[1]).sum(dtype=np.float64))
         row["reward"] = total if np.isfinite(total) else None
     return row | _versions(tag, context)
 

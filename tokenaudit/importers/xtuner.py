@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,28 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
+    VersionScale,
     stable_id,
     take_event,
 )
-from tokenaudit.importers.dumps import IS_LIST, fields_of, flat, items_of, loaded, plain
+from tokenaudit.importers.batch import bounded
+from tokenaudit.importers.dumps import (
+    IS_LIST,
+    ROW_COST,
+    Dump,
+    count_of,
+    fields_of,
+    flat,
+    items_of,
+    name_of,
+    opened,
+    plain,
+)
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import number_in
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log_writer import Row
+from tokenaudit.stored import Source
 
 _STATUSES = frozenset(status.value for status in Status)
 
@@ -39,50 +56,58 @@ def _read_batches(files: Sequence[Path], context: Context) -> Iterator[Imported]
         if train_step is None:
             hint = "keep the name that the trainer gave it"
             raise SourceError(Problem("the name of the file doesn't tell the train step", str(path), hint))
-        sizes: dict[str, int] = {}
-        for put in _groups(items_of_file(path, context), path, context):
-            sizes[put.task_name] = sizes.get(put.task_name, 0) + 1
-            yield ImportedPut(train_step, put.task_name, put.group_id, put.rows, put.where)
+        sizes: Counter[str] = Counter()
+        with opened(path, context) as dump:
+            for index, group in enumerate(_items(dump, path)):
+                put = _put_or_fault(group, f"{path}, group {index}", context, dump.source)
+                if put is not None:
+                    sizes[put.task_name] += 1
+                    yield replace(put, train_step=train_step)
         for task_name, size in sizes.items():
             yield take_event(train_step, task_name, size, str(path))
 
 
-def items_of_file(path: Path, context: Context) -> Sequence[Any]:
+def _items(dump: Dump, path: Path) -> Sequence[Any]:
     """The list in a file.
 
     Raises:
         SourceError: it holds something else.
     """
     try:
-        return items_of(loaded(path, context), "the dump")
+        return items_of(dump.value, "the dump")
     except FieldFault as fault:
         raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
 
 
-def _groups(groups: Sequence[Any], path: Path, context: Context, task_name: object = None) -> Iterator[ImportedPut]:
-    """Groups of rollout states, for a train step that only the caller knows."""
-    for index, group in enumerate(groups):
-        where = f"{path}, group {index}"
-        try:
-            states = [fields_of(state, "a rollout") for state in items_of(group, "a group")]
-            if not states:
-                continue
-            rows = [_row(state, context) for state in states]
-            group_id = stable_id(plain(states[0].get("group_id", states[0].get("message_uid"))))
-            task = context.task(task_name or states[0].get("task_name"))
-        except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        yield ImportedPut(0, task, group_id, rows, where)
+def _put_or_fault(
+    group: Any, where: str, context: Context, source: Source, task_name: object = None
+) -> ImportedPut | None:
+    """The put of a group, for a train step that only the caller knows; None if it is empty, or was noted as a fault."""
+    try:
+        return _put(group, where, context, source, task_name)
+    except FieldFault as fault:
+        context.fault(fault, where)
+        return None
+
+
+def _put(group: Any, where: str, context: Context, source: Source, task_name: object) -> ImportedPut | None:
+    states = [fields_of(state, "a rollout") for state in items_of(group, "a group")]
+    if not states:
+        return None
+    source.spend(ROW_COST * len(states))
+    rows = bounded(_row(state, context) for state in states)
+    group_id = stable_id(plain(states[0].get("group_id", states[0].get("message_uid"))))
+    task = context.task(name_of(task_name) or name_of(states[0].get("task_name")))
+    return ImportedPut(0, task, group_id, rows, where)
 
 
 def _row(state: dict[str, Any], context: Context) -> Row:
     versions = flat(state.get("response_model_steps"), "response_model_steps")
     mask = flat(state.get("response_mask"), "response_mask")
-    tokens = len(flat(state.get("response_ids"), "response_ids"))
+    tokens = count_of(state.get("response_ids"), "response_ids")
     status = plain(state.get("status"))
     reward = state.get("reward")
-    reason = state.get("finish_reason")
+    reason = name_of(state.get("finish_reason"))
     if status not in _STATUSES:
         raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(sorted(_STATUSES))}")
     if len(versions) != tokens:
@@ -91,15 +116,15 @@ def _row(state: dict[str, Any], context: Context) -> Row:
         "rollout_id": stable_id(plain(state.get("rollout_id", state.get("uid")))),
         "status": status,
         "response_len": tokens,
-        "response_model_steps": context.versions.model_steps(versions),
+        "response_model_steps": context.versions.model_steps(versions).astype(np.int32),
         "response_mask": (mask != 0).astype(np.int8) if len(mask) else None,
         "agentic": any(state.get(name) is not None for name in ("input_ids", "labels")),
         "reward": number(reward.get("score") if isinstance(reward, dict) else reward, "reward"),
-        "finish_reason": reason if isinstance(reason, str) else None,
+        "finish_reason": reason,
         "version_precision": Precision.EXACT,
     }
     if state.get("prompt_ids") is not None:
-        row["prompt_len"] = len(flat(state["prompt_ids"], "prompt_ids"))
+        row["prompt_len"] = count_of(state["prompt_ids"], "prompt_ids")
     if isinstance(state.get("seq_staleness"), int):
         row["seq_staleness"] = state["seq_staleness"]
     return row
@@ -115,33 +140,40 @@ def _read_buffers(files: Sequence[Path], context: Context) -> Iterator[Imported]
 
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
-    try:
-        saved = fields_of(loaded(path, context), "the dump")
-        state = fields_of(saved.get("storage_state"), "storage_state")
-        if "items" not in state:
-            hint = "only buffers with the storage NaiveStorage can be read"
-            raise FieldFault(f"a buffer with the storage {shown(saved.get('storage'))}", hint)
-        items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
-        items.sort(key=lambda item: integer(item, "timestamp_id"))
-    except FieldFault as fault:
-        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-    puts: list[ImportedPut] = []
+    with opened(path, context) as dump:
+        try:
+            saved = fields_of(dump.value, "the dump")
+            state = fields_of(saved.get("storage_state"), "storage_state")
+            if "items" not in state:
+                hint = "only buffers with the storage NaiveStorage can be read"
+                raise FieldFault(f"a buffer with the storage {shown(saved.get('storage'))}", hint)
+            items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
+            items.sort(key=lambda item: integer(item, "timestamp_id"))
+            train_step = _compared_at(items, context.versions)
+        except FieldFault as fault:
+            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
+        for index, item in enumerate(items):
+            put = _put_or_fault(item.get("item"), f"{path}, group {index}", context, dump.source, item.get("task_name"))
+            if put is not None:
+                yield replace(put, train_step=train_step)
+
+
+def _compared_at(items: Sequence[dict[str, Any]], versions: VersionScale) -> int:
+    """The step the buffer last compared with: a response's staleness tells it from its oldest version.
+
+    Only the oldest versions are kept of what is read; it is read again for the rows, which are too much to wait for
+    the last one.
+    """
+    newest = 1
     for item in items:
-        puts += _groups([item.get("item")], path, context, item.get("task_name"))
-    train_step = _compared_at(puts)
-    for put in puts:
-        yield ImportedPut(train_step, put.task_name, put.group_id, put.rows, put.where)
-
-
-def _compared_at(puts: Sequence[ImportedPut]) -> int:
-    """The step the buffer last compared with: a response's staleness tells it from its oldest version."""
-    steps = [
-        row["seq_staleness"] + int(row["response_model_steps"].min()) + 1
-        for put in puts
-        for row in put.rows
-        if row.get("seq_staleness") is not None and len(row["response_model_steps"])
-    ]
-    return max([1, *steps])
+        with suppress(FieldFault):
+            for value in items_of(item.get("item"), "a group"):
+                state = fields_of(value, "a rollout")
+                steps = flat(state.get("response_model_steps"), "response_model_steps")
+                staleness = state.get("seq_staleness")
+                if isinstance(staleness, int) and len(steps):
+                    newest = max(newest, staleness + versions.model_step(int(steps.min())) + 1)
+    return newest
 
 
 _READS = (
