@@ -16,7 +16,7 @@ from builders import numbered, put, refresh, take, write_log
 from conftest import SAMPLE
 from results import made_result
 
-from tokenaudit.result import result_to_json
+from tokenaudit.saved_result import result_to_json
 
 Run = Callable[..., Any]
 

@@ -19,7 +19,8 @@ from conftest import SAMPLE
 from results import made_result
 
 from tokenaudit.render.gate_markdown import SUMMARY_BYTES
-from tokenaudit.result import Result, result_to_json
+from tokenaudit.result import Result
+from tokenaudit.saved_result import result_to_json
 
 Run = Callable[..., Any]
 WORSE, GOOD = SAMPLE.parent / "worse.toml", SAMPLE.parent / "config.toml"

@@ -12,7 +12,8 @@ from importing import Imported, imported, jsonl
 from tokenaudit import replay_log
 from tokenaudit.cache import DigestCache
 from tokenaudit.errors import LogError
-from tokenaudit.result import Result, result_from_json, result_to_json
+from tokenaudit.result import Result
+from tokenaudit.saved_result import result_from_json, result_to_json
 
 POLICY = ("policy.max_staleness=9", "policy.max_token_staleness=1")
 

@@ -19,7 +19,8 @@ from tokenaudit.render.markdown import markdown_table, render_markdown
 from tokenaudit.render.table import SHOWN_ROWS, TableOptions, render_table
 from tokenaudit.render.text import count_text, share_text, sparkline, value_text
 from tokenaudit.replay import replay, run_tasks
-from tokenaudit.result import Result, result_from_json, result_to_json
+from tokenaudit.result import Result
+from tokenaudit.saved_result import result_from_json, result_to_json
 from tokenaudit.session import replay_log
 
 

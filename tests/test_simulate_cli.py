@@ -16,7 +16,7 @@ from simulated import prompts, replayed_part, response, write_workload_rows
 from tokenaudit import metrics as m
 from tokenaudit.metrics import ROW_METRICS, SIMULATED_METRICS
 from tokenaudit.render.frames import rows_frame
-from tokenaudit.result import result_from_json
+from tokenaudit.saved_result import result_from_json
 from tokenaudit.session import replay_log
 
 CONFIG = """

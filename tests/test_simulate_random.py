@@ -12,7 +12,8 @@ from simulated import Case, cases, config, prompts, ran, replayed_part, result_o
 from slow_simulate import slow_entries
 
 from tokenaudit.errors import LogError
-from tokenaudit.result import Result, result_from_json, result_to_json
+from tokenaudit.result import Result
+from tokenaudit.saved_result import result_from_json, result_to_json
 from tokenaudit.session import replay_log
 from tokenaudit.simulating import simulate_workload
 

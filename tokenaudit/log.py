@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem, nearest_hint
 from tokenaudit.files import named_twice, read_bounded
 from tokenaudit.footer import ChunkSize, chunk_sizes
+from tokenaudit.log_paths import expand, log_files
 from tokenaudit.schema import (
     COLUMNS,
     META_CONFIG,
@@ -169,7 +169,7 @@ def looks_like_log(path: Path) -> bool:
 
 
 def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
-    found = [_expand(path) for path in paths]
+    found = [expand(path) for path in paths]
     problems = [problem for _, problem in found if problem is not None]
     known = {column.name: column for column in table}
     files: list[LogFile] = []
@@ -208,49 +208,6 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         notes=(*_misspelled(known, present, unknown), *notes),
         limits=tuple(limits)[:MAX_LIMITS],
     )
-
-
-def log_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that paths name, in reading order; paths that name none are passed over."""
-    return [file for path in paths for file in _expand(path)[0]]
-
-
-def _expand(path: Path) -> tuple[list[Path], Problem | None]:
-    """The files behind one path argument, or why there are none."""
-    try:
-        return _found(path)
-    except (OSError, RuntimeError, ValueError) as error:
-        # Names too long or not encodable, loops of links, folders that may not be entered.
-        what = f"can't look there: {getattr(error, 'strerror', None) or error}"
-        return [], Problem(what, str(path), "check the path and its permissions")
-
-
-def _found(path: Path) -> tuple[list[Path], Problem | None]:
-    text = str(path)
-    if path.is_dir():
-        below = (file for file in path.rglob("*.parquet") if file.is_file())
-        hidden = (".", "_")
-        files = [file for file in below if not any(part.startswith(hidden) for part in file.relative_to(path).parts)]
-        files.sort(key=lambda file: file.relative_to(path).parts)
-        if files:
-            return files, None
-        return [], Problem("the folder holds no *.parquet file", text, "name the folder the log was written to")
-    if path.exists():
-        return [path], None
-    if glob.has_magic(text):
-        matches = sorted(Path(match) for match in glob.glob(text, recursive=True))  # noqa: PTH207 - may be absolute
-        files = [match for match in matches if match.is_file()]
-        if files:
-            return files, None
-        return [], Problem("the pattern matches no file", text, "quote it, and check it with ls")
-    parent = path.parent
-    try:
-        neighbours = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
-    except OSError:
-        neighbours = []
-    close = get_close_matches(path.name, neighbours, n=1)
-    hint = f"did you mean {parent / close[0]}?" if close else "give a Parquet file, a folder or a glob pattern"
-    return [], Problem("there is no such file or folder", text, hint)
 
 
 def _open_file(

@@ -7,8 +7,8 @@ import numpy as np
 from tokenaudit import columns as col
 from tokenaudit.columns import Bools
 from tokenaudit.digest import KIND_CODE, Digest
+from tokenaudit.event_rows import kind_code
 from tokenaudit.log import LogBatch
-from tokenaudit.rows import kind_code
 from tokenaudit.schema import DEFAULT_TASK, EventKind
 
 _NO_GROUP = -(2**63)

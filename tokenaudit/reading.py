@@ -23,9 +23,10 @@ from tokenaudit.digest import (
     segments,
 )
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.event_rows import Columns, kind_code
 from tokenaudit.faults import Faults
 from tokenaudit.log import Log, LogBatch
-from tokenaudit.rows import CheckedRows, Columns, PreparedRows, RowChecker, kind_code
+from tokenaudit.rows import CheckedRows, PreparedRows, RowChecker
 from tokenaudit.schema import COLUMNS, EventKind
 from tokenaudit.token_ids import UNKNOWN
 

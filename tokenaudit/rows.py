@@ -5,7 +5,6 @@ Each method looks at one family of columns, notes what is structurally wrong, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,51 +13,18 @@ import pyarrow as pa
 from tokenaudit import columns as col
 from tokenaudit.batch_columns import ABSENT, BatchColumns
 from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, STATUS_CODE
+from tokenaudit.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN
+from tokenaudit.event_rows import INT32_MAX, Columns, EventOrder, check_range, event_columns
 from tokenaudit.faults import BatchFaults, FaultKind
 from tokenaudit.given_runs import GivenRuns, check_runs, with_given_runs
-from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import LogBatch
 from tokenaudit.runs import MISSING_VERSION, Runs, version_runs
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.schema import EventKind
 from tokenaudit.token_ids import UNKNOWN, PrefixMemory
 
-Columns = dict[str, np.ndarray[Any, Any]]
-
-_INT32_MAX = 2**31 - 1
 _LARGEST_REWARD = 1e300
 """Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
-_UNKNOWN_CODE = -2
-_PUT, _SAMPLE, _TAKE, _SYNC = (
-    KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
-)
-_EVENT_IDENTITY = {
-    "event_id": "event_id",
-    "kind": "event",
-    "train_step": "train_step",
-    "task": "task_name",
-    "group_id": "group_id",
-}
-"""What the rows of one event share, by the column that tells it."""
-
-
-def kind_code(text: str | None) -> int:
-    """Index into `KINDS` of an event as a log spells it; null is a put."""
-    if text is None:
-        return _PUT
-    try:
-        return KIND_CODE[EventKind(text)]
-    except ValueError:
-        return _UNKNOWN_CODE
-
-
-def _status_code(text: str | None) -> int:
-    if text is None:
-        return NO_VALUE
-    try:
-        return STATUS_CODE[Status(text)]
-    except ValueError:
-        return _UNKNOWN_CODE
+_PUT = KIND_CODE[EventKind.PUT]
 
 
 class PreparedRows(NamedTuple):
@@ -122,7 +88,7 @@ class RowChecker:
         """Task names by code, in order of appearance in any row."""
         self.unscored_rewards = 0
         """Rewards of puts so far that are infinite."""
-        self._last: dict[str, int] | None = None
+        self._order = EventOrder()
         self._prefixes = PrefixMemory()
 
     def check(self, batch: LogBatch) -> CheckedRows:
@@ -133,7 +99,7 @@ class RowChecker:
         """What rows tell by themselves, at least one row; nothing is remembered, so threads may call it."""
         faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
         names: dict[str, int] = {}
-        rows = self._event_columns(columns, faults, names)
+        rows = event_columns(columns, faults, names)
         responses, runs, unscored_rewards = self._response_columns(columns, rows, faults)
         del rows["rollout_id"], rows["status"]
         ids = columns.lists("response_ids") if self._compare_ids else None
@@ -148,7 +114,7 @@ class RowChecker:
         codes = [self.task_codes.setdefault(name, len(self.task_codes)) for name in prepared.task_names]
         rows["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[rows["task"]]
         was_faulty = faults.is_faulty.copy()
-        groups_before = self._check_order(rows, faults)
+        groups_before = self._order.check(rows, faults)
         is_put = rows["kind"] == _PUT
         responses["continues_ids"] = self._continues_ids(prepared.ids, rows, responses, is_put)
         newly_faulty = faults.is_faulty & ~was_faulty
@@ -156,94 +122,6 @@ class RowChecker:
             runs = _without_rows(runs, newly_faulty[is_put & ~was_faulty])
             responses["run_count"][newly_faulty] = 0
         return CheckedRows(rows, responses, runs, faults, groups_before)
-
-    def _event_columns(self, columns: BatchColumns, faults: BatchFaults, names: dict[str, int]) -> Columns:
-        """The columns that say what happens, checked; `ABSENT` where a needed value is null.
-
-        `names` gets the task names; the column `task` holds their indices.
-        """
-        count = columns.rows
-
-        def task_code(text: str | None) -> int:
-            return names.setdefault(DEFAULT_TASK if text is None else text, len(names))
-
-        kind = col.text_codes(columns.array("event"), count, kind_code)
-        status = col.text_codes(columns.array("status"), count, _status_code)
-        rows: Columns = {"kind": kind, "status": status}
-        for name in ("event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size"):
-            rows[name] = columns.integers(name)
-        rows["task"] = col.text_codes(columns.array("task_name"), count, task_code)
-        self._check_needed(rows, faults)
-
-        def name_value(name: str) -> Callable[[int], str]:
-            return lambda row: f"unknown {name} {col.text_at(columns.batch.columns[name], row)}"
-
-        is_unknown = kind == _UNKNOWN_CODE
-        is_group = (kind == _PUT) | (kind == _SAMPLE)
-        faults.add(FaultKind.UNKNOWN_EVENT, "event", is_unknown, name_value("event"))
-        faults.add(FaultKind.UNKNOWN_STATUS, "status", is_group & (status == _UNKNOWN_CODE), name_value("status"))
-        has_version = (kind == _PUT) | (kind == _SYNC)
-        has_step = (kind != _SAMPLE) & ~is_unknown
-        for name, where in (
-            ("train_step", has_step),
-            ("model_step", has_version),
-            ("batch_size", kind == _TAKE),
-        ):
-            _check_range(rows[name], name, where & (rows[name] != ABSENT), faults)
-        has_version &= rows["model_step"] != ABSENT
-        rows["model_step"] = np.where(has_version, rows["model_step"], NO_VALUE)
-        rows["train_step"] = np.where(kind == _SAMPLE, 0, rows["train_step"])
-        rows["batch_size"] = np.where(kind == _TAKE, rows["batch_size"], 0)
-        rows["group_id"] = np.where(is_group | is_unknown, rows["group_id"], 0)
-        rows["task"] = np.where(is_group | is_unknown | (kind == _TAKE), rows["task"], NO_VALUE)
-        return rows
-
-    @staticmethod
-    def _check_needed(rows: Columns, faults: BatchFaults) -> None:
-        kind = rows["kind"]
-        is_group = (kind == _PUT) | (kind == _SAMPLE)
-        needed = {
-            "event_id": kind >= _UNKNOWN_CODE,
-            "train_step": (kind != _SAMPLE) & (kind != _UNKNOWN_CODE),
-            "group_id": is_group,
-            "rollout_id": kind == _PUT,
-            "batch_size": kind == _TAKE,
-        }
-        for name, where in needed.items():
-            is_null = where & (rows[name] == ABSENT)
-            faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
-            is_large = where & (rows[name] == col.LARGEST)
-            faults.add(FaultKind.VALUE_TOO_LARGE, name, is_large, lambda _, name=name: f"{name} is 2**63 - 1 or more")
-        is_null = is_group & (rows["status"] == NO_VALUE)
-        faults.add(FaultKind.MISSING_VALUE, "status", is_null, lambda _: "status is null")
-
-    def _check_order(self, rows: Columns, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
-        """Event ids never fall, and the rows of one event agree on what it is."""
-        before = self._last or {name: int(rows[name][0]) for name in _EVENT_IDENTITY}
-        joined = {name: np.concatenate([np.array([before[name]]), rows[name]]) for name in _EVENT_IDENTITY}
-        ids = joined["event_id"]
-        reached = np.maximum.accumulate(np.concatenate([np.array([before.get("reached", ids[0])]), ids[1:]]))
-        self._last = {name: int(rows[name][-1]) for name in _EVENT_IDENTITY} | {"reached": int(reached[-1])}
-        faults.add(
-            FaultKind.EVENT_ID_FALLS,
-            "event_id",
-            (ids[1:] < reached[:-1]) & (ids[1:] != ABSENT),
-            lambda row: f"event_id {ids[row + 1]} comes after {reached[row]}",
-        )
-        same_event = (ids[1:] == ids[:-1]) & (ids[1:] != ABSENT)
-        mixed_up: dict[tuple[int, int], None] = {}
-        for name, column in _EVENT_IDENTITY.items():
-            differs = same_event & (joined[name][1:] != joined[name][:-1])
-            faults.add(
-                FaultKind.MIXED_EVENT,
-                column,
-                differs,
-                lambda row, column=column: f"{column} differs from the row before, in event {ids[row + 1]}",
-            )
-            for row in np.flatnonzero(differs).tolist():
-                if joined["kind"][row] in (_PUT, _SAMPLE):
-                    mixed_up[(int(joined["task"][row]), int(joined["group_id"][row]))] = None
-        return tuple(mixed_up)
 
     def _response_columns(self, columns: BatchColumns, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs, int]:
         """The columns of put rows, checked, the version runs of the faultless ones, and their infinite rewards."""
@@ -300,13 +178,13 @@ class RowChecker:
             holds_null = np.zeros(len(is_put), dtype=np.bool_)
             holds_null[column.null_element_rows] = True
             faults.add(FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null")
-        if len(head_versions) == 0 or (head_versions.min() >= 0 and head_versions.max() <= _INT32_MAX):
+        if len(head_versions) == 0 or (head_versions.min() >= 0 and head_versions.max() <= INT32_MAX):
             return
         values = versions.values
         owner = np.repeat(np.arange(len(is_put)), versions.lengths)
         for kind, wrong in (
             (FaultKind.NEGATIVE_VALUE, values < 0),
-            (FaultKind.VALUE_TOO_LARGE, values > _INT32_MAX),
+            (FaultKind.VALUE_TOO_LARGE, values > INT32_MAX),
         ):
             first = dict(zip(owner[wrong][::-1].tolist(), values[wrong][::-1].tolist(), strict=True))
             rows = np.zeros(len(is_put), dtype=np.bool_)
@@ -322,7 +200,7 @@ class RowChecker:
         """Tokens per response: response_len, else the ids, else versions or runs; -1 where a put tells none."""
         versions, recorded = columns.versions, columns.integers("response_len")
         present = recorded != ABSENT
-        _check_range(recorded, "response_len", is_put & present, faults)
+        check_range(recorded, "response_len", is_put & present, faults)
         from_ids = col.list_lengths(columns.array("response_ids"), columns.rows)
         from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
         tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
@@ -332,7 +210,7 @@ class RowChecker:
             is_put & ~present & (tokens < 0),
             lambda _: "nothing tells the length of the response",
         )
-        return np.where(tokens > _INT32_MAX, -1, tokens)
+        return np.where(tokens > INT32_MAX, -1, tokens)
 
     def _check_counts(
         self,
@@ -375,7 +253,7 @@ class RowChecker:
         """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
         recorded = columns.integers("prior_len")
         present = known & (recorded != ABSENT)
-        _check_range(recorded, "prior_len", present, faults)
+        check_range(recorded, "prior_len", present, faults)
         faults.add(
             FaultKind.PRIOR_TOO_LONG,
             "prior_len",
@@ -417,15 +295,6 @@ def _without_rows(runs: Runs, dropped: Bools) -> Runs:
     """The runs of the responses that aren't dropped, given as bools of shape [R]."""
     kept = np.repeat(~dropped, runs.counts)
     return Runs(runs.counts[~dropped], runs.model_step[kept], runs.tokens[kept], runs.trainable[kept])
-
-
-def _check_range(values: Int64s, name: str, where: Bools, faults: BatchFaults) -> None:
-    """Sizes and versions are 0 or more and fit 32 bits."""
-    for kind, wrong in (
-        (FaultKind.NEGATIVE_VALUE, values < 0),
-        (FaultKind.VALUE_TOO_LARGE, values > _INT32_MAX),
-    ):
-        faults.add(kind, name, where & wrong, lambda row: f"{name} is {values[row]}")
 
 
 def _is_present(array: pa.Array | None, rows: int) -> Bools:

@@ -20,8 +20,9 @@ from tokenaudit.notices import notices, override_notices, span_notice
 from tokenaudit.precision import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.reading import read_digest
 from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result, result_from_json
+from tokenaudit.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
 from tokenaudit.run_events import RunEvent
+from tokenaudit.saved_result import result_from_json
 from tokenaudit.settings import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
 from tokenaudit.timeline import TimelineKind
 

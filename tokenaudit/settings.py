@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tokenaudit.config import dotted_items, leaves, parse_config
 from tokenaudit.config_faults import dotted, quoted, shown
 from tokenaudit.config_model import Config
 from tokenaudit.errors import ConfigError, Problem, nearest_hint
-from tokenaudit.files import read_bounded
+from tokenaudit.toml_files import MOST_DOTS, display, is_there, parse_toml, read_start, read_toml
 
 FILE_NAME = "tokenaudit.toml"
 """The config file that is found without being named."""
@@ -25,8 +24,6 @@ DEFAULT, LOG_METADATA, OVERRIDE = "default", "log metadata", "-s"
 """Origins of a value; any other origin is the name of a config file."""
 
 _PYPROJECT = "pyproject.toml"
-_MOST_BYTES = 2**20
-_MOST_DOTS = 64
 
 
 class FoundBy(StrEnum):
@@ -248,13 +245,13 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
     if log_dir is not None:
         places = {FoundBy.BESIDE_LOG: working_dir / log_dir / FILE_NAME} | places
     for found_by, path in places.items():
-        if _is_there(path):
-            source = _display(path, working_dir)
-            return _File(path, found_by, _Layer(path.name, source, _read_toml(path, source)))
+        if is_there(path):
+            source = display(path, working_dir)
+            return _File(path, found_by, _Layer(path.name, source, read_toml(path, source)))
     folder = working_dir.absolute()
     for path in (parent / _PYPROJECT for parent in (folder, *folder.parents)):
-        if _is_there(path):
-            table = _find_table(path, _display(path, working_dir))
+        if is_there(path):
+            table = _find_table(path, display(path, working_dir))
             if table is not None:
                 return _File(path, FoundBy.PYPROJECT, table)
     return None
@@ -262,7 +259,7 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
 
 def _read_given(config_path: Path, working_dir: Path) -> _File:
     path, source = working_dir / config_path, str(config_path)
-    data = _read_toml(path, source)
+    data = read_toml(path, source)
     if path.name != _PYPROJECT:
         return _File(path, FoundBy.GIVEN, _Layer(path.name, source, data))
     layer = _tool_layer(data, source)
@@ -274,11 +271,11 @@ def _read_given(config_path: Path, working_dir: Path) -> _File:
 def _find_table(path: Path, source: str) -> _Layer | None:
     """[tool.tokenaudit] of a pyproject.toml; None if it has none."""
     try:
-        content = _read_start(path)
+        content = read_start(path)
     except OSError:
         return None
     try:
-        data = _parse_toml(content, source)
+        data = parse_toml(content, source)
     except ConfigError:
         # Someone else's broken file is passed over; one that may hold the table must not be silently ignored.
         if b"tokenaudit" in content:
@@ -295,90 +292,6 @@ def _tool_layer(data: Mapping[str, Any], source: str) -> _Layer | None:
     if not isinstance(table, dict):
         raise ConfigError(Problem(f"tool.tokenaudit is {shown(table)}; it must be a section", source))
     return _Layer(_PYPROJECT, f"{source} [tool.tokenaudit]", table)
-
-
-def _display(path: Path, working_dir: Path) -> str:
-    """A found file as the user would name it."""
-    absolute, folder = path.absolute(), working_dir.absolute()
-    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether the name is taken; what isn't a readable file is told when it is read, not passed over."""
-    try:
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return False
-
-
-def _read_start(path: Path) -> bytes:
-    """The first bytes of a file, one more than a config file may have."""
-    return read_bounded(path, _MOST_BYTES + 1)
-
-
-def _read_toml(path: Path, source: str) -> dict[str, Any]:
-    try:
-        content = _read_start(path)
-    except OSError as error:
-        raise ConfigError(_unreadable(path, source, error)) from error
-    return _parse_toml(content, source)
-
-
-def _is_deep_table(line: str) -> bool:
-    """Whether an inline table may hold a key of very many parts."""
-    bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", line)
-    return "{" in bare and bare.count(".") > _MOST_DOTS
-
-
-def _parse_toml(content: bytes, source: str) -> dict[str, Any]:
-    if content.startswith(b"PAR1"):
-        raise ConfigError(Problem("a Parquet file is no config", source, "a config is TOML; is this the log?"))
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(Problem("the config file is larger than 1 MiB", source, "is it a config at all?"))
-    try:
-        # utf-8-sig: some editors on Windows write a byte order mark, which TOML doesn't know.
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        what = f"the config file is not UTF-8 text (byte {error.start})"
-        raise ConfigError(Problem(what, source, "a config is TOML, saved as UTF-8")) from error
-    if any(line.partition("=")[0].count(".") > _MOST_DOTS or _is_deep_table(line) for line in text.split("\n")):
-        # Reading such keys takes time and memory that grow with the square of their length.
-        raise ConfigError(Problem("a key of more than 64 parts", source, "no key of a config has more than four"))
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(_not_toml(text, source, error)) from error
-
-
-def _unreadable(path: Path, source: str, error: OSError) -> Problem:
-    match error:
-        case FileNotFoundError() if not path.parent.is_dir():
-            return Problem("there is no such config file", source, f"there is no folder {path.parent}")
-        case FileNotFoundError():
-            names = sorted(other.name for other in path.parent.glob("*.toml"))
-            near = get_close_matches(path.name, names, n=1) or names[:10]
-            return Problem("there is no such config file", source, nearest_hint(path.name, near, "TOML files there"))
-        case IsADirectoryError():
-            return Problem("the config is a folder, not a file", source, "name the TOML file in it")
-        case PermissionError():
-            return Problem("the config file may not be read", source, "its permissions are in the way")
-    return Problem(f"the config file can't be read: {error.strerror or error}", source)
-
-
-def _not_toml(text: str, source: str, error: Exception) -> Problem:
-    """A fault that the TOML parser found, with line and column."""
-    hint = "this looks like JSON; a config is TOML" if text.lstrip().startswith("{") else None
-    if not isinstance(error, tomllib.TOMLDecodeError):
-        reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
-        return Problem(f"not TOML: {reason}", source, hint)
-    message, _, place = str(error).partition(" (at ")
-    found = re.fullmatch(r"line ([0-9]+), column ([0-9]+)\)", place)
-    if found:
-        line, column = found.groups()
-    else:
-        lines = text.rstrip("\n").split("\n")
-        line, column = len(lines), len(lines[-1]) + 1
-    return Problem(f"not TOML: {message}", f"{source}, line {line}, column {column}", hint)
 
 
 def _override(text: str) -> _Layer:
@@ -401,7 +314,7 @@ def _key_path(key: str, source: str) -> list[str]:
     """The parts of a dotted TOML key."""
     path = []
     try:
-        data: Any = None if key.count(".") > _MOST_DOTS else tomllib.loads(f"{key} = 0")
+        data: Any = None if key.count(".") > MOST_DOTS else tomllib.loads(f"{key} = 0")
     except ValueError:
         data = None
     while isinstance(data, dict) and len(data) == 1:

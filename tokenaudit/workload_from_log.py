@@ -12,6 +12,7 @@ from tokenaudit.batches import read_batches
 from tokenaudit.columns import Int64s
 from tokenaudit.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
 from tokenaudit.errors import LogError, Problem
+from tokenaudit.event_rows import kind_code
 from tokenaudit.given_runs import given_runs
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import Log, LogBatch
@@ -19,7 +20,6 @@ from tokenaudit.mask_runs import told_masks
 from tokenaudit.prompt_order import PromptOrder
 from tokenaudit.quarantine import is_left
 from tokenaudit.recorded import RecordedPuts
-from tokenaudit.rows import kind_code
 from tokenaudit.schema import VERSION_RUNS, EventKind
 from tokenaudit.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task

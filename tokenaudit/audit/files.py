@@ -13,7 +13,8 @@ from tokenaudit.audit.rules import Severity
 from tokenaudit.batches import read_batches
 from tokenaudit.columns import is_accepted
 from tokenaudit.errors import LogError, Problem
-from tokenaudit.log import Log, LogFile, log_files, open_log
+from tokenaudit.log import Log, LogFile, open_log
+from tokenaudit.log_paths import log_files
 from tokenaudit.schema import COLUMN_BY_NAME
 
 LARGE_ROW_GROUP_BYTES = 2**30

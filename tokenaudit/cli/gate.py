@@ -114,8 +114,8 @@ def gate(
     from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.files import write_files
     from tokenaudit.gate import baseline_fault
-    from tokenaudit.result import result_to_json
     from tokenaudit.rule_sources import collect_rules
+    from tokenaudit.saved_result import result_to_json
 
     if baseline is not None and write_baseline is not None:
         hint = "judge against the old one first, then write the new one"

@@ -10,9 +10,10 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.errors import Problem, UsageError
 from tokenaudit.files import write_files
-from tokenaudit.log import log_files
+from tokenaudit.log_paths import log_files
 from tokenaudit.render.table import TableOptions, render_table
-from tokenaudit.result import Result, result_to_json
+from tokenaudit.result import Result
+from tokenaudit.saved_result import result_to_json
 
 SUFFIXES = {
     ".json": "json",
