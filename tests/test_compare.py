@@ -344,3 +344,15 @@ def test_both_sides_of_a_comparison_never_read_alike():
     sides = [Side("", totals_of(dropped_tokens=dropped, produced_tokens=10_000_000)) for dropped in (50_000, 50_001)]
     change = next(one for one in compare(*sides).totals if one.figure.name == "dropped_token_rate")
     assert change_cells(change)[:3] == ("0.50000 %", "0.50001 %", "+0.00001 pp")
+
+
+@pytest.mark.parametrize(("train_step", "version", "members"), [(3_000_000, 0, 800), (1, 2**31 - 1, 2)])
+def test_staleness_of_a_whole_group_needs_more_than_32_bits(
+    tmp_path: Path, train_step: int, version: int, members: int
+):
+    rows = [put(1, 1, rollout, tokens=1, train_step=train_step, model_step=version) for rollout in range(members)]
+    a, b = ({"policy": {"max_staleness": most}} for most in (4_000_000, 4_000_001))
+    made = sides(tmp_path, [*rows, take(2, train_step)], a, b)
+    assert made[0].tape is not None
+    ages = made[0].tape.frame().filter(pl.col("kind") == int(Kind.TAKEN))["age"].to_list()
+    assert ages == [members * (train_step - 1 - version)]

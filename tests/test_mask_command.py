@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from builders import write_log
 from conftest import ROOT, SAMPLE
+
+from tokenaudit.masks import writing
+from tokenaudit.masks.batch import MaskBatch
+from tokenaudit.masks.plan import MaskPlan
 
 CONFIG = ("-s", "policy.max_staleness=5", "-s", "policy.max_token_staleness=0")
 COLUMNS = ["train_step", "task_name", "group_id", "rollout_id", "segment", "effective_mask"]
@@ -200,3 +205,45 @@ def test_groups_that_quarantine_leaves_out_are_told(log: Path, run_cli: Any):
     ran = run_cli("mask", log, "-o", "masks.parquet", "--quarantine", *CONFIG)
     assert ran.code == 0, ran.err
     assert "warning: 1 group with 3 new tokens left out because of structural faults\n" in ran.err
+
+
+def test_runs_of_any_number_of_tokens_are_masked_in_bounded_parts(tmp_path: Path, run_cli, monkeypatch):
+    """Rows of runs are short: a batch of them stands for more tokens than may be masked at a time."""
+    rows = []
+    for group in range(30):
+        first = {"model_step": 0, "tokens": group % 7, "trainable": 0}
+        runs = [run for run in (first, {"model_step": 1, "tokens": 5, "trainable": 5}) if run["tokens"]]
+        length = sum(run["tokens"] for run in runs)
+        row = put(group, group, group, []) | {"response_version_runs": runs, "response_len": length}
+        rows.append({name: value for name, value in row.items() if name != "response_model_steps"})
+    rows.append({"event": "take", "event_id": 99, "train_step": 2, "batch_size": 25})
+    log = write_log(tmp_path / "runs.parquet", rows)
+    whole = run_cli("mask", log, "-o", tmp_path / "whole.parquet", *CONFIG, "-q")
+    assert whole.code == 0, whole.err
+    sizes = []
+    masked = writing._mask_batch
+
+    def watched(plan: MaskPlan, entries: slice, *others: Any) -> MaskBatch:
+        batch = masked(plan, entries, *others)
+        sizes.append(int(batch.offsets[-1]))
+        return batch
+
+    monkeypatch.setattr(writing, "_mask_batch", watched)
+    monkeypatch.setattr(writing, "_PART_TOKENS", 12)
+    parts = run_cli("mask", log, "-o", tmp_path / "parts.parquet", *CONFIG, "-q")
+    assert parts.code == 0, parts.err
+    assert len(sizes) > 5
+    assert max(sizes) <= 12 + 11
+    assert pq.read_table(tmp_path / "parts.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
+
+
+def test_a_response_longer_than_any_is_refused(tmp_path: Path, run_cli):
+    runs = [{"model_step": 0, "tokens": 2**31 - 1, "trainable": 2**31 - 1}]
+    row = put(0, 1, 10, []) | {"response_version_runs": runs, "response_len": 2**31 - 1}
+    del row["response_model_steps"]
+    rows = [row, {"event": "take", "event_id": 1, "train_step": 2, "batch_size": 1}]
+    log = write_log(tmp_path / "long.parquet", rows)
+    ran = run_cli("mask", log, "-o", tmp_path / "masks.parquet", "-q")
+    assert ran.code == 2
+    assert ran.err.startswith("error: a response of 2147483647 tokens\n  at: long.parquet\n")
+    assert not (tmp_path / "masks.parquet").exists()

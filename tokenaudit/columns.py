@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,6 +203,19 @@ def _elements(array: Any, count: int) -> pa.Array:
     offsets = array.offsets
     first = offsets[0].as_py()
     return array.values.slice(first, count) if offsets[-1].as_py() - first == count else array.flatten()
+
+
+def bounded_spans(lengths: Int64s, most_rows: int, most_elements: int) -> Iterator[tuple[int, int]]:
+    """Consecutive rows in spans of about `most_rows` rows and `most_elements` elements at most, or of one longer row.
+
+    Args:
+        lengths: elements per row, int64 of shape [rows].
+        most_rows: rows of a span.
+        most_elements: elements of a span; the last row of one may exceed it.
+    """
+    span = np.maximum(np.arange(len(lengths)) // most_rows, np.cumsum(lengths) // most_elements)
+    bounds = np.flatnonzero(np.diff(span, prepend=-1, append=-1)).tolist()
+    yield from pairwise(bounds)
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:

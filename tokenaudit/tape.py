@@ -27,7 +27,7 @@ REASONS: tuple[ExpiryReason, ...] = tuple(ExpiryReason)
 """Reasons by code."""
 PLACES: tuple[Where, ...] = tuple(Where)
 """Places by code."""
-NO_AGE = -(2**31)
+NO_AGE = -(2**63)
 """Age of events that have none."""
 
 
@@ -62,8 +62,9 @@ class EventTape:
         self._row = 0
         self._steps: list[int] = []
         self._kinds, self._reasons, self._places = array("b"), array("b"), array("b")
-        self._rows, self._task, self._ages = array("i"), array("i"), array("i")
-        self._group = array("q")
+        self._rows, self._task = array("i"), array("i")
+        # The staleness of a taken group is a sum over its members.
+        self._group, self._ages = array("q"), array("q")
         self._tokens = (array("q"), array("q"), array("q"))
 
     def add(self, event: RunEvent) -> None:
@@ -140,7 +141,7 @@ class EventTape:
                 "group_id": _numbers(self._group, np.int64),
                 "reason": _numbers(self._reasons, np.int8),
                 "place": _numbers(self._places, np.int8),
-                "age": _numbers(self._ages, np.int32),
+                "age": _numbers(self._ages, np.int64),
                 **{f"tokens_{index}": _numbers(column, np.int64) for index, column in enumerate(self._tokens)},
             }
         )

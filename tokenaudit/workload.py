@@ -6,7 +6,7 @@ A workload is read once, in bounded batches; masks become runs, so memory grows 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -215,16 +215,8 @@ def write_workload(workload: Workload, path: Path | BinaryIO, config_json: str |
         metadata[META_CONFIG] = config_json
     with pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
         for name, task in workload.tasks.items():
-            for rows in _bounded(task.responses.response_len):
-                writer.write_batch(_batch(name, task, rows))
-
-
-def _bounded(lengths: Int64s) -> Iterator[Int64s]:
-    """Consecutive rows in pieces of bounded rows and tokens."""
-    piece = np.maximum(np.arange(len(lengths)) // _WRITTEN_ROWS, np.cumsum(lengths) // _WRITTEN_TOKENS)
-    bounds = np.flatnonzero(np.diff(piece, prepend=-1, append=-1))
-    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        yield np.arange(low, high)
+            for low, high in col.bounded_spans(task.responses.response_len, _WRITTEN_ROWS, _WRITTEN_TOKENS):
+                writer.write_batch(_batch(name, task, np.arange(low, high)))
 
 
 def _batch(name: str, task: TaskWorkload, rows: Int64s) -> pa.RecordBatch:

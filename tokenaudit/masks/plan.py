@@ -80,6 +80,11 @@ class MaskPlan(NamedTuple):
     run_tokens: Int32s
     run_trainable: Int32s
 
+    def tokens(self) -> Int64s:
+        """Tokens of each response, shape [M]."""
+        before = np.concatenate([[0], np.cumsum(self.run_tokens, dtype=np.int64)])
+        return np.diff(before[self.first_run])
+
 
 def plan_masks(
     digest: Digest,

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from tokenaudit import metrics as m
 from tokenaudit.batches import map_batches
-from tokenaudit.columns import Bools, Int64s, Lists, lists
+from tokenaudit.columns import Bools, Int64s, Lists, bounded_spans, lists
 from tokenaudit.errors import LogError, Problem
 from tokenaudit.given_runs import given_runs
-from tokenaudit.log import Log, LogBatch
+from tokenaudit.log import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS, Log, LogBatch
 from tokenaudit.mask_runs import told_masks
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
@@ -30,6 +30,8 @@ META_CONFIG = "tokenaudit.config"
 KIND_MASKS = "tokenaudit.masks"
 
 _AHEAD_BYTES = 64 << 20
+_PART_TOKENS = 4_000_000
+"""Tokens that are masked at a time."""
 _PENDING_BATCHES = 2
 
 
@@ -97,8 +99,13 @@ def write_masks(
         on_progress: called with the number of rows of the log read so far.
 
     Raises:
-        LogError: the log can't be read again, or doesn't tell which tokens of a response are in the loss.
+        LogError: the log can't be read again, doesn't tell which tokens of a response are in the loss, or a response
+            is longer than any.
     """
+    longest = int(plan.tokens().max(initial=0))
+    if longest > MAX_ROW_ELEMENTS:
+        hint = f"masks are made of up to {MAX_ROW_ELEMENTS} tokens per response; leave it out with --task or --step"
+        raise LogError(Problem(f"a response of {longest} tokens", log.name, hint))
     metadata = {
         META_KIND: KIND_MASKS,
         META_DEVICE: backend.description,
@@ -121,6 +128,7 @@ def write_masks(
 def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[[int], None] | None) -> Iterator[_Part]:
     """The parts of a plan; while one is written the next ones are read and computed."""
     waiting: deque[_Part] = deque()
+    tokens = plan.tokens()
     first_row = 0
     batches = map_batches(
         log,
@@ -133,17 +141,22 @@ def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[
     )
     for batch in batches:
         first, last = np.searchsorted(plan.log_row, [first_row, first_row + batch.rows]).tolist()
-        if first < last:
-            entries = slice(first, last)
+        # Version runs are short, however many tokens they stand for, so that a batch of them may hold any number.
+        for low, high in bounded_spans(tokens[first:last], MAX_BATCH_ROWS, _PART_TOKENS):
+            entries = slice(first + low, first + high)
             waiting.append(_Part(entries, backend.submit(_mask_batch(plan, entries, batch, first_row))))
-        if len(waiting) >= _PENDING_BATCHES:
-            yield waiting.popleft()
+            if len(waiting) >= _PENDING_BATCHES:
+                yield waiting.popleft()
         first_row += batch.rows
     yield from waiting
 
 
 def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int) -> MaskBatch:
     """Some entries of a plan, token by token; their rows are in `batch`, which begins at `first_row` of the log."""
+    rows = slice(int(plan.log_row[entries.start]) - first_row, int(plan.log_row[entries.stop - 1]) - first_row + 1)
+    own = {name: array[rows] for name, array in batch.columns.items()}
+    batch = LogBatch(batch.path, batch.first_row + rows.start, own, rows.stop - rows.start)
+    first_row += rows.start
     runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
     run_tokens = plan.run_tokens[runs]
     tokens_before = np.concatenate([[0], np.cumsum(run_tokens, dtype=np.int64)])
@@ -162,8 +175,8 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     Raises:
         LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
     """
-    column = _told_masks(batch)
     rows = plan.log_row[entries] - first_row
+    column = _told_masks(batch, rows)
     lengths = np.diff(offsets)
     has_mask = ~column.is_null[rows] & (lengths > 0)
     runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
@@ -183,13 +196,15 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     return semantic
 
 
-def _told_masks(batch: LogBatch) -> Lists:
-    """The mask of every row, as its mask column tells it or, if they do, its version runs; else null."""
+def _told_masks(batch: LogBatch, rows: Int64s) -> Lists:
+    """The masks of some rows, as their mask column tells them or, if they do, their version runs; else null."""
     masks = lists(batch.columns.get("response_mask"), batch.rows)
     given = given_runs(batch.columns.get(VERSION_RUNS), batch.rows)
     if given is None:
         return masks
-    by_runs = given.has_runs & ~told_masks(given).is_unknown
+    is_wanted = np.zeros(batch.rows, dtype=np.bool_)
+    is_wanted[rows] = True
+    by_runs = is_wanted & given.has_runs & ~told_masks(given).is_unknown
     of_runs = np.repeat(by_runs, given.lengths)
     counts = np.where(by_runs, given.sums, masks.lengths)
     is_of_runs = np.repeat(by_runs, counts)
