@@ -238,12 +238,12 @@ def test_runs_of_any_number_of_tokens_are_masked_in_bounded_parts(tmp_path: Path
 
 
 def test_a_response_longer_than_any_is_refused(tmp_path: Path, run_cli):
-    runs = [{"model_step": 0, "tokens": 2**31 - 1, "trainable": 2**31 - 1}]
+    runs = [{"model_step": 1, "tokens": 2**31 - 1, "trainable": 2**31 - 1}]
     row = put(0, 1, 10, []) | {"response_version_runs": runs, "response_len": 2**31 - 1}
     del row["response_model_steps"]
     rows = [row, {"event": "take", "event_id": 1, "train_step": 2, "batch_size": 1}]
     log = write_log(tmp_path / "long.parquet", rows)
-    ran = run_cli("mask", log, "-o", tmp_path / "masks.parquet", "-q")
+    ran = run_cli("mask", log, "-o", tmp_path / "masks.parquet", *CONFIG, "-q")
     assert ran.code == 2
     assert ran.err.startswith("error: a response of 2147483647 tokens\n  at: long.parquet\n")
     assert not (tmp_path / "masks.parquet").exists()
