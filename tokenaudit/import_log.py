@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.errors import Problem, RecordError, SourceError
+from tokenaudit.files import replacing
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
 from tokenaudit.log_writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.parts import cost_of
@@ -68,21 +68,12 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
 
     Raises:
         SourceError: files or records that can't be read, all at once, or no response at all; nothing is written.
+        UsageError: the log can't be written.
     """
-    temporary = output.with_name(f".{output.name}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            imports = _write(importer, files, context, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(output)
-    except OSError as error:
-        what = f"can't write: {error.strerror or error}"
-        raise SourceError(Problem(what, str(output), "choose another place")) from error
-    finally:
-        # what couldn't be made can't always be removed, and the reason was told already
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with replacing(output) as stream:
+        imports = _write(importer, files, context, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     sync_folder(output.parent)
     return imports
 

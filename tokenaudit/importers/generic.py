@@ -22,7 +22,7 @@ from tokenaudit.importers.base import (
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number
-from tokenaudit.importers.files import Record, first_keys, json_records
+from tokenaudit.importers.files import Record, first_keys, json_records, unreadable
 from tokenaudit.importers.tables import parquet_rows
 from tokenaudit.log_writer import TOKEN_COLUMNS, Row
 from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
@@ -174,7 +174,9 @@ def _csv(path: Path, context: Context) -> Iterator[Record]:
             reader = csv.DictReader(_bounded(stream, context))
             for data in reader:
                 yield Record({name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}")
-    except (csv.Error, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (csv.Error, UnicodeDecodeError) as error:
         raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
 
 
