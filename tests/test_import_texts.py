@@ -278,6 +278,19 @@ def test_xtuner_trajectories_are_indented_objects_behind_a_summary(tmp_path: Pat
     assert total(log.replayed("timeline.stamp_missing=true"), "trained_tokens", "taken_groups") == [12, 3]
 
 
+def test_xtuner_trajectories_are_objects_alone(tmp_path: Path):
+    path = jsonl(tmp_path / "train_rollout_3.jsonl", {"reward_mean": 1}, "[{", "}]")
+    with pytest.raises(SourceError, match="list in place of an object") as raised:
+        imported("xtuner-trajectories", path)
+    assert raised.value.problems[0].where == f"{path}, line 2"
+
+
+def test_trl_completions_need_their_prompts(tmp_path: Path):
+    pq.write_table(pa.table({"step": [1], "completion": ["a"], "reward": [1.0]}), tmp_path / "completions_1.parquet")
+    with pytest.raises(SourceError, match="prompt is missing"):
+        imported("trl", tmp_path / "completions_1.parquet")
+
+
 def test_trl_completions_sum_the_reward_columns(tmp_path: Path):
     (tmp_path / "dump").mkdir()
     columns = {

@@ -109,6 +109,8 @@ def _read_trl(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         for data, where in parquet_rows(path, _trl_columns, context):
             try:
                 step = integer(data, "step", low=1)
+                if "prompt" not in data:
+                    raise FieldFault("prompt is missing", "it is the column that tells the groups")
                 rewards = [number(value, name) for name, value in data.items() if name not in _TRL_OTHERS]
             except FieldFault as fault:
                 context.fault(fault, where)
