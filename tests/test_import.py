@@ -244,6 +244,7 @@ def peak_kib(folder: Path, source: Path, name: str = "generic") -> int:
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+    assert "internal error" not in ran.stderr
     return int(ran.stdout.splitlines()[-1])
 
 

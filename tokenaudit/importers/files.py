@@ -159,7 +159,7 @@ def first_keys(path: Path) -> frozenset[str]:
                 return frozenset(name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(","))
             if suffix in (".jsonl", ".json"):
                 return _keys_of(head if head.strip() != b"{" else head + _rest_of_object(stream))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, NotImplementedError):
         pass
     return frozenset()
 

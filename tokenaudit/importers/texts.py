@@ -133,7 +133,7 @@ _TRL_OTHERS = ("step", "prompt", "advantage")
 
 def _trl_columns(schema: pa.Schema) -> list[str]:
     """Step, prompt and number columns; completions are never read."""
-    return [name for name in schema.names if pa.types.is_floating(schema.field(name).type) or name in _TRL_OTHERS]
+    return [field.name for field in schema if pa.types.is_floating(field.type) or field.name in _TRL_OTHERS]
 
 
 VERL = Importer(
