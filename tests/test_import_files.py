@@ -8,6 +8,7 @@ import lzma
 from pathlib import Path
 
 import pytest
+import torch
 from importing import jsonl
 from test_import_dumps import slime_dump
 
@@ -48,6 +49,17 @@ def test_a_folder_of_compressed_files_is_told_too(name: str, tmp_path: Path, run
         ran = run_cli("import", tmp_path / "dump", "-o", "log.parquet", *options)
         assert (ran.code, ran.err.count("error:")) == (2, 1)
         assert "the file is compressed with gzip" in ran.err
+
+
+def test_the_old_format_of_torch_is_told(tmp_path: Path, run_cli):
+    (tmp_path / "dump").mkdir()
+    torch.save({"rollout_id": 1, "samples": []}, tmp_path / "dump" / "a.pt", _use_new_zipfile_serialization=False)
+    for path in ("dump", "dump/a.pt"):
+        for options in ([], ["--from", "slime"]):
+            ran = run_cli("import", path, "-o", "log.parquet", *options)
+            assert (ran.code, ran.err.count("error:")) == (2, 1)
+            assert "error: a file of torch.save in its old format" in ran.err
+            assert "save it again" in ran.err
 
 
 def test_a_text_that_begins_like_a_compressed_file_is_read(tmp_path: Path, run_cli):
