@@ -96,10 +96,7 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
         _flush(writer, pending)
         if context.problems.count:
             raise SourceError(context.problems.all())
-        if not imports.responses:
-            raise SourceError(
-                Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some")
-            )
+        check_responses(imports.responses > 0, importer, files)
         imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *watch.resets())
         if imports.limits:
             writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
@@ -111,6 +108,16 @@ def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
         writer.write_table(
             pa.Table.from_batches(log_table(rows, token_columns=True, metadata={}).to_batches(), writer.schema)
         )
+
+
+def check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
+    """Refuse files without any response.
+
+    Raises:
+        SourceError: there is none.
+    """
+    if not has_some:
+        raise SourceError(Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some"))
 
 
 def checked_events(importer: Importer, files: Sequence[Path], context: Context) -> Iterator[list[Row]]:

@@ -44,10 +44,13 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
     rollout_id = 0
     has_timeline = False
+    missing = {theirs: ours for ours, theirs in context.renamed.items()}
     put: ImportedPut | None = None
     put_key: object = None
     for path in files:
         for data, where in _records(path, context):
+            if missing:
+                missing = {theirs: ours for theirs, ours in missing.items() if theirs not in data}
             try:
                 row = _row(data, context)
                 if row.get("event", "put") not in _KINDS:
@@ -74,6 +77,9 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         yield put
     if not has_timeline:
         context.limits[Lack.TIMELINE] = None
+    for theirs, ours in missing.items():
+        what = f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown"
+        context.limits[what] = None
 
 
 def _key(row: Row) -> object:
