@@ -135,7 +135,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
             "takes 'a' and 'b' for group",
         ),
         (["empty", "-o", "log.parquet"], "extensions: .csv, .jsonl, .parquet, .pt, .pth"),
-        (["mine.jsonl", "-o", f"{'x' * 246}.parquet"], "error: can't write: File name too long"),
+        (["mine.jsonl", "-o", f"{'x' * 250}.parquet"], "error: File name too long"),
         (["odd.jsonl", "-o", "log.parquet"], "logprobs is 3"),
         (["odd.jsonl", "-o", "log.parquet"], "task_name is '\\ud800'"),
         (["odd.jsonl", "-o", "log.parquet"], "logprobs is {'a': 1}"),
@@ -171,6 +171,23 @@ def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path: Path, run_
     assert ran.err.count("error: prompt_len 99 exceeds seqlen 14") == 20
     assert "error: 12 more faults" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+def test_a_mapped_column_that_no_row_has_is_told(tmp_path: Path, run_cli):
+    jsonl(tmp_path / "mine.jsonl", ROW, ROW | {"score": 1.0})
+    options = ["--from", "generic", "--map", "score=reward", "--map", "turns=tool_turns"]
+    message = "no row has the column 'turns' that --map names, so tool_turns is unknown"
+    ran = run_cli("import", "mine.jsonl", "-o", "log.parquet", *options)
+    assert (ran.code, ran.err.count("no row has"), message in ran.err) == (0, 1, True)
+    assert message in run_cli("import", "mine.jsonl", "--dry-run", *options).out
+
+
+def test_a_trial_without_a_response_is_refused_like_the_import(tmp_path: Path, run_cli):
+    jsonl(tmp_path / "mine.jsonl", {"event": "sync", "train_step": 1, "model_step": 1})
+    for options in (["--dry-run"], ["-o", "log.parquet"]):
+        ran = run_cli("import", "mine.jsonl", "--from", "generic", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert "the files hold no response" in ran.err
 
 
 def test_versions_of_a_table_may_count_pushes(tmp_path: Path, run_cli):
@@ -244,6 +261,7 @@ def peak_kib(folder: Path, source: Path, name: str = "generic") -> int:
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+    assert "internal error" not in ran.stderr
     return int(ran.stdout.splitlines()[-1])
 
 

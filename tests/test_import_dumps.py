@@ -7,6 +7,7 @@ import enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from importing import imported, total
@@ -222,6 +223,22 @@ def test_slime_versions_are_placed_by_the_calls_of_the_trace(tmp_path: Path):
     assert set(log.imports.limits) == {Lack.DROPPED, Lack.RESUME, Lack.SPANS, Lack.VERSIONS}
 
 
+def test_numbers_in_tensors_of_one_element_are_numbers(tmp_path: Path):
+    rewards: list[Any] = [
+        torch.tensor(0.5),
+        torch.tensor([0.25]),
+        np.array(2.0),
+        {"acc": torch.tensor(0.75), "by": "x"},
+    ]
+    samples = [sample(index, 0, 6, ["4"], reward=reward) for index, reward in enumerate(rewards)]
+    samples[0]["response_length"] = torch.tensor(6)
+    torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "a.pt")
+    assert imported("slime", tmp_path / "a.pt").column("reward") == [0.5, 0.25, 2.0, 0.75]
+    groups = [[state(1, 1, [3], reward={"score": torch.tensor(0.5)}), state(2, 1, [3], reward=torch.tensor([1.5]))]]
+    torch.save(groups, tmp_path / "debug_rollout_9.pt")
+    assert imported("xtuner", tmp_path / "debug_rollout_9.pt").column("reward") == [0.5, 1.5]
+
+
 def test_slime_versions_count_pushes(tmp_path: Path):
     log = imported("slime", slime_dump(tmp_path / "dump"), offset=2, interval=3)
     assert log.column("model_step")[0] == (4 - 2) * 3
@@ -265,6 +282,22 @@ class TensorDict:
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self._tensordict = columns
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"reward": [0.5]}, "reward is <list>"),
+        ({"reward": torch.ones(2)}, "reward is <array of shape [2]>"),
+        ({"index": np.ones((2, 200))}, "<array of shape [2, 200]> is no plain value"),
+        ({"loss_mask": np.array(["a", "b"])}, "loss_mask is <numpy.ndarray>"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_words(values: dict[str, Any], message: str, tmp_path: Path):
+    torch.save({"rollout_id": 0, "samples": [sample(0, 0, 6, ["4"]) | values]}, tmp_path / "a.pt")
+    with pytest.raises(SourceError) as raised:
+        imported("slime", tmp_path / "a.pt")
+    assert [problem.what for problem in raised.value.problems] == [message]
 
 
 def test_verl_queue_batches(tmp_path: Path):

@@ -278,6 +278,19 @@ def test_xtuner_trajectories_are_indented_objects_behind_a_summary(tmp_path: Pat
     assert total(log.replayed("timeline.stamp_missing=true"), "trained_tokens", "taken_groups") == [12, 3]
 
 
+def test_xtuner_trajectories_are_objects_alone(tmp_path: Path):
+    path = jsonl(tmp_path / "train_rollout_3.jsonl", {"reward_mean": 1}, "[{", "}]")
+    with pytest.raises(SourceError, match="list in place of an object") as raised:
+        imported("xtuner-trajectories", path)
+    assert raised.value.problems[0].where == f"{path}, line 2"
+
+
+def test_trl_completions_need_their_prompts(tmp_path: Path):
+    pq.write_table(pa.table({"step": [1], "completion": ["a"], "reward": [1.0]}), tmp_path / "completions_1.parquet")
+    with pytest.raises(SourceError, match="prompt is missing"):
+        imported("trl", tmp_path / "completions_1.parquet")
+
+
 def test_trl_completions_sum_the_reward_columns(tmp_path: Path):
     (tmp_path / "dump").mkdir()
     columns = {
@@ -329,6 +342,40 @@ def test_any_table_with_mapped_names(suffix: str, tmp_path: Path):
     result = log.replayed("policy.max_staleness=1", BATCH)
     # versions 3 and 2 at step 4 have staleness 0 and 1, version 4 at step 5 has 0
     assert total(result, "trained_tokens", "seq_staleness_max", "raw_rewards_sum") == [14, 1, 1.0]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int8()), pa.large_list(pa.int64()), pa.list_(pa.bool_()), pa.list_(pa.int32(), 2)]
+)
+def test_lists_of_a_parquet_table_are_read(kind: pa.DataType, tmp_path: Path):
+    table = pa.table(
+        {
+            "group_id": ["a", "a"],
+            "train_step": [1, 1],
+            "response_mask": pa.array([[1, 0], None], pa.list_(pa.int8())).cast(kind),
+            "logprobs": pa.array([[-0.5, -0.25], None], pa.list_(pa.float32())),
+            "response_len": [2, 3],
+            "task_name": pa.array(["math", None], pa.large_string()),
+            "other": [{"a": 1}, None],
+        }
+    )
+    pq.write_table(table, tmp_path / "mine.parquet")
+    log = imported("generic", tmp_path / "mine.parquet")
+    assert log.column("response_mask") == [[1, 0], None]
+    assert log.column("logprobs") == [[-0.5, -0.25], None]
+    assert log.column("task_name") == ["math", "default"]
+
+
+def test_a_parquet_table_with_damaged_names_is_refused(tmp_path: Path):
+    names = {"step": [1], "prompt": ["a"], "advantage": [0.5]}
+    pq.write_table(pa.table(names), tmp_path / "a.parquet", store_schema=False)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    # of a name there is one in the schema, and one for each row group
+    place = data.rindex(b"prompt")
+    data[place] = 0xFF
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match="can't read: "):
+        imported("trl", tmp_path / "a.parquet")
 
 
 def test_a_log_of_ours_as_json_lines_keeps_its_events(tmp_path: Path):

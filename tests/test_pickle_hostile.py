@@ -119,12 +119,25 @@ def test_a_file_that_was_cut_off_while_it_was_read_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "piece",
-    [b"}", b"]", b"Nq\x00\x85", b"}NNs", text(b"abcd"), b"h\x00)\x81", b"G" + b"\x01" * 8, b"]Na"],
+    [
+        b"}",
+        b"]",
+        b"Nq\x00\x85",
+        b"}NNs",
+        text(b"abcd"),
+        b"h\x00)\x81",
+        b"h\x00)\x81NNs",
+        b"h\x01h\x02R",
+        b"G" + b"\x01" * 8,
+        b"]Na",
+    ],
 )
 def test_the_most_objects_take_bounded_memory(piece: bytes, tmp_path: Path):
     """A tenth of the objects that are allowed, each kind as many as there can be."""
     limit = Limits().objects // 10
-    start = LATER + b"cx\ny\nq\x00"
+    start = LATER + b"cx\ny\nq\x00cnumpy.core.multiarray\nscalar\nq\x01cnumpy\ndtype\n"
+    # a text of numpy, over and over
+    start += text(b"U63") + b"\x85R" + b"C" + bytes([252]) + "\U0001f600".encode("utf-32-le") * 63 + b"\x86q\x02"
     path = archive(tmp_path / "x.pt", start + piece * limit)
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom tokenaudit.errors import SourceError\n"

@@ -14,7 +14,7 @@ import sys
 import time
 import tracemalloc
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -180,12 +180,39 @@ def test_arrays_and_numbers_of_numpy_come_back(tmp_path: Path):
     # large ones stay in the file
     wide = np.arange(2_000, dtype=">i4").reshape(2, 10, 100)
     arrays += [wide, np.asfortranarray(wide), np.linspace(0, 1, 300), np.arange(100, dtype=np.uint8).reshape(1, 100)]
-    for protocol in (2, 4):
+    arrays += [np.zeros(0, dtype=np.int64), np.zeros((2, 0), dtype=np.float32)]
+    for protocol in (2, 4, 5):
         torch.save(arrays, tmp_path / "x.pt", pickle_protocol=protocol)
         for expected, loaded in zip(arrays, load(tmp_path / "x.pt"), strict=True):
             np.testing.assert_array_equal(array(loaded), expected)
-    torch.save([np.float32(1.5), np.int64(-3)], tmp_path / "y.pt")
-    assert plain(load(tmp_path / "y.pt")) == [1.5, -3]
+    torch.save([np.float32(1.5), np.int64(-3), np.str_("é"), np.str_("x" * 500)], tmp_path / "y.pt")
+    assert plain(load(tmp_path / "y.pt")) == [1.5, -3, "é", "x" * 500]
+
+
+class Table(dict[str, Any]):
+    pass
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_what_nobody_asks_for_refuses_no_file(protocol: int, tmp_path: Path):
+    odd = [
+        np.array(["a", "bc"]),
+        np.str_("x" * 5_000),
+        np.datetime64("2024-01-01"),
+        np.array(["2024-01-01"], dtype="datetime64[D]"),
+        np.array([1j]),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]),
+        np.array([1], dtype=np.longdouble),
+        torch.tensor([1j]),
+        {torch.float32: 1, Status.DONE: 2, (Status.DONE, 3): 4},
+    ]
+    made = {"none": b"", "default": defaultdict(list, a=[1]), "table": Table(a=2), "counter": Counter("aab")}
+    torch.save({"odd": odd, **made, "ids": [1, 2]}, tmp_path / "x.pt", pickle_protocol=protocol)
+    loaded = load(tmp_path / "x.pt")
+    assert (loaded["none"], plain(loaded["default"]), plain(loaded["ids"])) == (b"", {"a": [1]}, [1, 2])
+    assert loaded["table"].state == {"a": 2}
+    assert all(isinstance(value, Record | dict) for value in loaded["odd"])
+    assert repr(next(iter(loaded["odd"]))) == "<numpy.ndarray>"
 
 
 def test_unknown_classes_become_records(tmp_path: Path):
@@ -397,6 +424,18 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path):
     assert path.stat().st_size < 1_000_000
     with pytest.raises(SourceError, match="compressed"):
         load(path)
+
+
+@pytest.mark.parametrize("place", [2**31, 2**62, 2**64 - 1])
+def test_an_entry_before_the_beginning_or_behind_the_end_is_refused(place: int, tmp_path: Path):
+    torch.save([1], tmp_path / "x.pt")
+    data = bytearray((tmp_path / "x.pt").read_bytes())
+    # where the list of entries begins; all places are counted from there
+    start = data.rindex(b"PK\x06\x06") + 48
+    data[start : start + 8] = place.to_bytes(8, "little")
+    (tmp_path / "x.pt").write_bytes(data)
+    with pytest.raises(SourceError, match="is damaged"):
+        load(tmp_path / "x.pt")
 
 
 def test_names_that_leave_the_archive_are_never_followed(tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.errors import Problem, RecordError, SourceError
+from tokenaudit.files import replacing
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
 from tokenaudit.log_writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.parts import cost_of
@@ -68,21 +68,12 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
 
     Raises:
         SourceError: files or records that can't be read, all at once, or no response at all; nothing is written.
+        UsageError: the log can't be written.
     """
-    temporary = output.with_name(f".{output.name}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            imports = _write(importer, files, context, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(output)
-    except OSError as error:
-        what = f"can't write: {error.strerror or error}"
-        raise SourceError(Problem(what, str(output), "choose another place")) from error
-    finally:
-        # what couldn't be made can't always be removed, and the reason was told already
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with replacing(output) as stream:
+        imports = _write(importer, files, context, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     sync_folder(output.parent)
     return imports
 
@@ -105,10 +96,7 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
         _flush(writer, pending)
         if context.problems.count:
             raise SourceError(context.problems.all())
-        if not imports.responses:
-            raise SourceError(
-                Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some")
-            )
+        check_responses(imports.responses > 0, importer, files)
         imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *watch.resets())
         if imports.limits:
             writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
@@ -120,6 +108,16 @@ def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
         writer.write_table(
             pa.Table.from_batches(log_table(rows, token_columns=True, metadata={}).to_batches(), writer.schema)
         )
+
+
+def check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
+    """Refuse files without any response.
+
+    Raises:
+        SourceError: there is none.
+    """
+    if not has_some:
+        raise SourceError(Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some"))
 
 
 def checked_events(importer: Importer, files: Sequence[Path], context: Context) -> Iterator[list[Row]]:

@@ -10,14 +10,17 @@ import numpy as np
 
 from tokenaudit.pickled import Name, Numbers, PickleFault, Record
 from tokenaudit.stored import CHARACTERS, Source, StoredBytes, StoredText
-from tokenaudit.stored_arrays import array_of
+from tokenaudit.stored_arrays import array_of, kind_of, text_of
 
 Rebuild = Callable[[str, tuple[Any, ...]], Any]
 """Does the call of a name, or returns `NotImplemented`."""
 
 _CONTAINERS = ("collections.OrderedDict", "builtins.dict", "__builtin__.dict")
+_DEFAULTS = "collections.defaultdict"
+_BYTES = ("builtins.bytes", "__builtin__.bytes")
 _SETS = ("builtins.set", "__builtin__.set", "builtins.frozenset", "__builtin__.frozenset")
 _ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+_BUFFERS = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
 _SCALARS = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _RECONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
 
@@ -47,6 +50,11 @@ def called(
     """
     if name in _CONTAINERS and not arguments:
         return {}
+    if name == _DEFAULTS and len(arguments) <= 1:
+        return {}
+    if name in _BYTES and not arguments:
+        # protocols before 3 write empty bytes so, and with them every empty array
+        return b""
     if name in _SETS and len(arguments) <= 1:
         values: list[Any] = []
         if arguments and isinstance(arguments[0], Numbers):
@@ -61,11 +69,12 @@ def called(
         return Record(arguments[0].name if isinstance(arguments[0], Name) else "?")
     if name in _ARRAYS:
         return ArrayToCome()
+    if name in _BUFFERS and len(arguments) == 4:
+        # the arrays of protocol 5: their bytes come first
+        content, dtype, shape, order = arguments
+        return array_of(shape, dtype, content, "F" if order == "F" else "C")
     if name in _SCALARS and len(arguments) == 2:
-        array = array_of((1,), arguments[0], arguments[1])
-        if not isinstance(array, np.ndarray):
-            raise PickleFault("a number that isn't")
-        return array[0].item()
+        return _scalar(*arguments, count)
     rebuilt = rebuild(name, arguments)
     return Record(name, arguments) if rebuilt is NotImplemented else rebuilt
 
@@ -78,6 +87,21 @@ def _encoded(text: str | StoredText, count: Callable[[int], None]) -> bytes | St
         return text.encode("latin1")
     except UnicodeEncodeError as error:
         raise PickleFault("bytes that aren't") from error
+
+
+def _scalar(dtype: Any, content: Any, count: Callable[[int], None]) -> Any:
+    """A number or text of numpy; any other kind is none that anybody asks for, and stays a record."""
+    if kind_of(dtype) is None:
+        text = text_of(dtype, content)
+        if text is None:
+            return Record("numpy.generic")
+        # a character may take four bytes
+        count(4 * len(text) // CHARACTERS)
+        return text
+    array = array_of((1,), dtype, content)
+    if not isinstance(array, np.ndarray):
+        raise PickleFault("a number that isn't")
+    return array[0].item()
 
 
 def set_state(target: Any, state: Any) -> None:

@@ -184,8 +184,12 @@ class Machine:
         self.set_items(values)
 
     def set_items(self, values: list[Any]) -> None:
-        """Set keys and values on the dictionary below them."""
+        """Set keys and values on the dictionary below them, or on an object of an unknown class that may be one."""
         target = self._top()
+        if isinstance(target, Record):
+            if target.state is None:
+                target.state = {}
+            target = target.state
         if not isinstance(target, dict) or len(values) % 2:
             raise PickleFault("items set on what is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -202,7 +206,8 @@ class Machine:
             self._count(key.size // CHARACTERS)
             return key.text()
         parts = key if isinstance(key, tuple) and len(key) <= _MAX_KEY else (key,)
-        if not all(isinstance(part, str | int | float | bytes | None) for part in parts):
+        # a type or a member of an enumeration is a key too, though nobody asks for it
+        if not all(isinstance(part, str | int | float | bytes | Name | Record | None) for part in parts):
             raise PickleFault("a dictionary key that is no number or text, nor a few of them")
         text = repr(key)
         self._count(len(text) // CHARACTERS)

@@ -81,6 +81,10 @@ class Numbers:
         # values, and places of the file that hold what a pickle's list of numbers does between its mark and its end
         self._parts: tuple[()] | list[list[Any] | tuple[int, int]] = [values] if values else ()
 
+    def __repr__(self) -> str:
+        # telling its length would be a look at it
+        return "<list>"
+
     def extend(self, values: list[Any]) -> None:
         """Append values."""
         parts = self._parts or []

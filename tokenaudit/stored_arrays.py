@@ -15,14 +15,17 @@ from tokenaudit.stored import AT_ONCE, Source, StoredBytes
 BFLOAT16 = "bf16"
 """The kind that numpy lacks: the upper half of a float32."""
 _MAX_AXES = 8
-_DTYPE = re.compile(r"[biuf][1248]")
+_DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
+_TEXT = re.compile(r"U[0-9]{1,6}")
+_MAX_TEXT = 1 << 12
+"""Bytes of a text of numpy that is read at once."""
 _SPARSE, _PIECE = 2, 4096
 """A tensor is read at once if it fills half of the place from its first to its last element, or that is small."""
 _PIECE_COST = 16
 """Elements that a reading of its own counts as."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StoredArray:
     """A tensor in a file.
 
@@ -39,6 +42,9 @@ class StoredArray:
     kind: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return _shown(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -84,7 +90,7 @@ class StoredArray:
         ).copy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TextArray:
     """An array whose bytes are written as a text, as protocols before 3 write them.
 
@@ -99,6 +105,9 @@ class TextArray:
     kind: str
     shape: tuple[int, ...]
     order: Any
+
+    def __repr__(self) -> str:
+        return _shown(self.shape)
 
     @property
     def ndim(self) -> int:
@@ -125,6 +134,10 @@ class TextArray:
         return self.read()[index, :count]
 
 
+def _shown(shape: tuple[int, ...]) -> str:
+    return f"<array of shape {list(shape)}>"
+
+
 def element_bytes(kind: str) -> int:
     """Bytes of one number."""
     return 2 if kind == BFLOAT16 else np.dtype(kind).itemsize
@@ -146,17 +159,46 @@ def tensor_shape(shape: Any, strides: Any) -> tuple[tuple[int, ...], tuple[int, 
     return shape, strides
 
 
-def array_of(shape: Any, dtype: Any, content: Any, order: str = "C") -> np.ndarray[Any, Any] | StoredArray | TextArray:
-    """An array of numpy from its bytes; only plain number types.
+def kind_of(dtype: Any) -> np.dtype[Any] | None:
+    """The type of plain numbers that a file names; None for any other."""
+    code, order = _named_type(dtype)
+    return np.dtype(order + code) if _DTYPE.fullmatch(code) else None
+
+
+def text_of(dtype: Any, content: Any) -> str | None:
+    """A short text of numpy; None if it is something else. Raises like `StoredBytes.read`."""
+    code, order = _named_type(dtype)
+    if not _TEXT.fullmatch(code) or not isinstance(content, bytes | StoredBytes):
+        return None
+    if isinstance(content, StoredBytes):
+        if content.size > _MAX_TEXT:
+            return None
+        content = content.read()
+    return content.decode("utf-32-be" if order == ">" else "utf-32-le", "replace").rstrip("\0")
+
+
+def _named_type(dtype: Any) -> tuple[str, str]:
+    """The code of a type as numpy names it, empty if it is none, and the order of its bytes."""
+    code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" and dtype.arguments else ""
+    if not isinstance(code, str):
+        return "", "<"
+    is_big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
+    return code, ">" if is_big else "<"
+
+
+def array_of(
+    shape: Any, dtype: Any, content: Any, order: str = "C"
+) -> np.ndarray[Any, Any] | StoredArray | TextArray | Record:
+    """An array of numpy from its bytes; one of texts, times or anything but plain numbers is a record without them.
 
     Raises:
-        PickleFault: another type, or a shape that doesn't fit the bytes.
+        PickleFault: content that is no bytes, or a shape that doesn't fit the bytes.
     """
-    code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" and dtype.arguments else None
-    if not isinstance(code, str) or not _DTYPE.fullmatch(code) or not isinstance(content, bytes | StoredBytes):
-        raise PickleFault("an array that isn't of plain numbers")
-    big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
-    kind = np.dtype((">" if big else "<") + code)
+    kind = kind_of(dtype)
+    if kind is None:
+        return Record("numpy.ndarray")
+    if not isinstance(content, bytes | StoredBytes):
+        raise PickleFault("an array without its bytes")
     if not _are_whole(shape) or len(shape) > _MAX_AXES:
         raise PickleFault("an array whose shape makes no sense")
     size = math.prod(shape) * kind.itemsize

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tokenaudit.pickle_machine import Machine
-from tokenaudit.pickled import Limits, PickleFault
+from tokenaudit.pickled import Limits, PickleFault, Record
 from tokenaudit.stored import Source, unreadable
 from tokenaudit.stored_arrays import BFLOAT16, StoredArray, element_bytes, last_element, tensor_shape
 
@@ -144,7 +144,7 @@ class TorchFile:
             raise PickleFault(f"the archive has no entry {name!r:.80}")
         if not entry.is_plain:
             raise PickleFault(f"the entry {name!r:.80} is compressed, which torch.save never does")
-        if entry.header + 30 > self.source.size:
+        if not 0 <= entry.header <= self.source.size - 30:
             raise PickleFault(f"the entry {name!r:.80} is damaged")
         header = self.source.read(entry.header, 30)
         if header[:4] != b"PK\x03\x04":
@@ -175,10 +175,11 @@ class TorchFile:
             raise PickleFault("a tensor without a storage")
         return self._tensor(*arguments[:4])
 
-    def _tensor(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> StoredArray:
+    def _tensor(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> StoredArray | Record:
+        """The tensor; one of complex numbers, say, is a record that nothing can be read from."""
         kind = _KINDS.get(storage.kind)
         if kind is None:
-            raise PickleFault(f"a tensor of {storage.kind!r:.40}")
+            return Record(f"torch.{storage.kind}")
         shape, strides = tensor_shape(size, stride)
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise PickleFault("a tensor whose shape makes no sense")

@@ -154,7 +154,7 @@ def _imported(importer: Importer, files: list[Path], context: Context, output: P
 
 def _try(importer: Importer, files: list[Path], context: Context) -> None:
     """Read the first events, and say what there is."""
-    from tokenaudit.import_log import checked_events
+    from tokenaudit.import_log import check_responses, checked_events
     from tokenaudit.importers.generic import unmapped
     from tokenaudit.render.imports import plan_text
 
@@ -162,6 +162,8 @@ def _try(importer: Importer, files: list[Path], context: Context) -> None:
     if context.problems.count:
         raise SourceError(context.problems.all())
     names = unmapped(files[0], context.renamed) if importer.name == "generic" else []
+    if len(tried) < _TRIED_EVENTS:
+        check_responses(any(rows[0]["event"] == "put" for rows in tried), importer, files)
     first_put = next((rows for rows in tried if rows[0]["event"] == "put"), None)
     streams.write_result(plan_text(importer, files[:_SHOWN_FILES], _size(files), context, first_put, names))
 

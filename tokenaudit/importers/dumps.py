@@ -54,12 +54,12 @@ def opened(path: Path, context: Context) -> Iterator[Dump]:
     Raises:
         SourceError: the file can't be read.
     """
-    half = path.stat().st_size // 2
     with TorchFile(path) as file:
+        half = file.source.size // 2
         dump = Dump(file.load(), file.source)
         context.advance(half)
         yield dump
-    context.advance(path.stat().st_size - half)
+    context.advance(file.source.size - half)
 
 
 def first_texts(path: Path) -> frozenset[str]:
@@ -188,13 +188,17 @@ def plain(value: object) -> Any:
     """
     if isinstance(value, Record) and len(value.arguments) == 1 and value.state is None:
         value = value.arguments[0]
-    if isinstance(value, ARRAYS) and value.size == 1:
-        value = read_array(value).item()
+    value = unpacked(value)
     if isinstance(value, StoredText) and value.size <= _MAX_TEXT:
         value = value.text()
     if not isinstance(value, str | int | float | None):
         raise FieldFault(f"{shown(value)} is no plain value", "it is a number or text")
     return value
+
+
+def unpacked(value: object) -> Any:
+    """The number in a tensor of one element; anything else as it is. Raises like `read_array`."""
+    return read_array(value).item() if isinstance(value, ARRAYS) and value.size == 1 else value
 
 
 def name_of(value: object) -> str | None:

@@ -95,7 +95,7 @@ def json_records(path: Path, context: Context) -> Iterator[Record]:
                 else:
                     yield Record(line.data, f"{path}, line {line.number}")
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def json_documents(path: Path, context: Context) -> Iterator[Record]:
@@ -127,7 +127,7 @@ def json_documents(path: Path, context: Context) -> Iterator[Record]:
             if kept:
                 context.problems.add(Problem("the last object is cut off", f"{path}, line {first}", "copy it again"))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
@@ -136,6 +136,9 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         what = "JSON nested too deep" if isinstance(error, RecursionError) else f"not JSON: {error}"[:200]
         context.problems.add(Problem(what, where, "the file is damaged"))
+        return
+    if not isinstance(data, dict):
+        context.problems.add(Problem(f"{type(data).__name__} in place of an object", where, "the file is damaged"))
         return
     yield Record(data, where)
 
@@ -156,7 +159,7 @@ def first_keys(path: Path) -> frozenset[str]:
                 return frozenset(name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(","))
             if suffix in (".jsonl", ".json"):
                 return _keys_of(head if head.strip() != b"{" else head + _rest_of_object(stream))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, NotImplementedError):
         pass
     return frozenset()
 
@@ -177,5 +180,6 @@ def _keys_of(text: bytes) -> frozenset[str]:
     return frozenset(data) if isinstance(data, dict) else frozenset()
 
 
-def _unreadable(path: Path, error: OSError) -> SourceError:
+def unreadable(path: Path, error: OSError) -> SourceError:
+    """The fault of a file that can't be read."""
     return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), "check its owner and mode"))

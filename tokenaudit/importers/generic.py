@@ -22,7 +22,7 @@ from tokenaudit.importers.base import (
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number
-from tokenaudit.importers.files import Record, first_keys, json_records
+from tokenaudit.importers.files import Record, first_keys, json_records, unreadable
 from tokenaudit.importers.tables import parquet_rows
 from tokenaudit.log_writer import TOKEN_COLUMNS, Row
 from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
@@ -44,10 +44,13 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
     rollout_id = 0
     has_timeline = False
+    missing = {theirs: ours for ours, theirs in context.renamed.items()}
     put: ImportedPut | None = None
     put_key: object = None
     for path in files:
         for data, where in _records(path, context):
+            if missing:
+                missing = {theirs: ours for theirs, ours in missing.items() if theirs not in data}
             try:
                 row = _row(data, context)
                 if row.get("event", "put") not in _KINDS:
@@ -74,6 +77,9 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         yield put
     if not has_timeline:
         context.limits[Lack.TIMELINE] = None
+    for theirs, ours in missing.items():
+        what = f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown"
+        context.limits[what] = None
 
 
 def _key(row: Row) -> object:
@@ -174,7 +180,9 @@ def _csv(path: Path, context: Context) -> Iterator[Record]:
             reader = csv.DictReader(_bounded(stream, context))
             for data in reader:
                 yield Record({name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}")
-    except (csv.Error, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (csv.Error, UnicodeDecodeError) as error:
         raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
 
 

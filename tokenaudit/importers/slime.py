@@ -11,7 +11,7 @@ import numpy as np
 from tokenaudit.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Members
-from tokenaudit.importers.dumps import ROW_COST, count_of, fields_of, flat, items_of, opened, plain
+from tokenaudit.importers.dumps import ROW_COST, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces
 from tokenaudit.log_writer import Row
 from tokenaudit.stored import Source
@@ -68,7 +68,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
 
 
 def _row(sample: dict[str, Any], index: int, context: Context, source: Source) -> Row:
-    tokens = length(sample, "response_length")
+    tokens = length(scalar(sample, "response_length"), "response_length")
     source.spend(ROW_COST + tokens)
     status = plain(sample.get("status", "completed"))
     if status not in _STATUS:
@@ -106,9 +106,9 @@ def _reward(reward: object) -> float | None:
     if isinstance(reward, dict):
         if len(reward) > _MAX_REWARDS:
             return None
-        values = [value for value in reward.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+        values = [value for value in map(unpacked, reward.values()) if type(value) in (int, float)]
         reward = values[0] if len(values) == 1 else None
-    return number(reward, "reward")
+    return number(unpacked(reward), "reward")
 
 
 def _versions(sample: dict[str, Any], mask: np.ndarray[Any, Any] | None, tokens: int, context: Context) -> Row:

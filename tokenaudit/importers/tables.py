@@ -17,6 +17,7 @@ from tokenaudit.importers.fields import MAX_TOKENS
 _ROWS_AT_ONCE = 1024
 _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 def parquet_rows(
@@ -33,9 +34,10 @@ def parquet_rows(
         SourceError: the file can't be read, or holds lists that are too long.
     """
     try:
-        names = chosen(pq.read_schema(path))
+        schema = pq.read_schema(path)
+        names = chosen(schema)
         # a long text that every row repeats would otherwise be there once for each of them
-        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=names) as parquet:
+        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=_texts(schema, names)) as parquet:
             number = 0
             for group in range(parquet.num_row_groups):
                 size = _rows_at_once(parquet.metadata.row_group(group), names, path)
@@ -44,9 +46,15 @@ def parquet_rows(
                         yield row, f"{path}, row {number}"
                         number += 1
         context.advance(path.stat().st_size)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         what = f"can't read: {str(error).splitlines()[0]}"
         raise SourceError(Problem(what, str(path), "copy the file again")) from error
+
+
+def _texts(schema: pa.Schema, names: Collection[str]) -> list[str]:
+    """The columns of texts or bytes; columns that hold others inside have none of their own name in the file."""
+    chosen = [field for field in schema if field.name in names]
+    return [field.name for field in chosen if any(is_one(field.type) for is_one in _TEXTS)]
 
 
 def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], path: Path) -> int:

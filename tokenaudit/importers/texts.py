@@ -109,6 +109,8 @@ def _read_trl(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         for data, where in parquet_rows(path, _trl_columns, context):
             try:
                 step = integer(data, "step", low=1)
+                if "prompt" not in data:
+                    raise FieldFault("prompt is missing", "it is the column that tells the groups")
                 rewards = [number(value, name) for name, value in data.items() if name not in _TRL_OTHERS]
             except FieldFault as fault:
                 context.fault(fault, where)
@@ -131,7 +133,7 @@ _TRL_OTHERS = ("step", "prompt", "advantage")
 
 def _trl_columns(schema: pa.Schema) -> list[str]:
     """Step, prompt and number columns; completions are never read."""
-    return [name for name in schema.names if pa.types.is_floating(schema.field(name).type) or name in _TRL_OTHERS]
+    return [field.name for field in schema if pa.types.is_floating(field.type) or field.name in _TRL_OTHERS]
 
 
 VERL = Importer(

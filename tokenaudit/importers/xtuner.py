@@ -36,6 +36,7 @@ from tokenaudit.importers.dumps import (
     name_of,
     opened,
     plain,
+    unpacked,
 )
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import number_in
@@ -119,7 +120,7 @@ def _row(state: dict[str, Any], context: Context) -> Row:
         "response_model_steps": context.versions.model_steps(versions).astype(np.int32),
         "response_mask": (mask != 0).astype(np.int8) if len(mask) else None,
         "agentic": any(state.get(name) is not None for name in ("input_ids", "labels")),
-        "reward": number(reward.get("score") if isinstance(reward, dict) else reward, "reward"),
+        "reward": number(unpacked(reward.get("score") if isinstance(reward, dict) else reward), "reward"),
         "finish_reason": reason,
         "version_precision": Precision.EXACT,
     }
