@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -317,3 +319,34 @@ def test_a_small_table_of_equal_values_takes_bounded_memory(name: str, tmp_path:
     pq.write_table(tables[name], tmp_path / "small.parquet", compression="zstd")
     assert (tmp_path / "small.parquet").stat().st_size < 100_000
     assert peak_kib(tmp_path, tmp_path / "small.parquet", "trl" if name == "prompts" else "generic") < 600_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path: Path):
+    rows = ({"group_id": row, "train_step": row // 1000, "response_len": 5} for row in range(400_000))
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "tokenaudit",
+        "import",
+        source,
+        "--from",
+        "generic",
+        "-o",
+        out / "log.parquet",
+        "-q",
+    ]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(out.iterdir()) and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.poll() is None, "it ended before it could be stopped"
+    running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    assert b"Traceback" not in told
+    assert list(out.iterdir()) == []

@@ -7,6 +7,7 @@ when they run, so that `--help` loads neither pyarrow nor polars nor torch.
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 from typing import Annotated
 
@@ -81,7 +82,16 @@ def _root(
 
 def main() -> None:
     """Run the command line and exit; every failure to judge is 2, an uncaught exception too."""
-    sys.exit(_run())
+    terminated: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        # As Ctrl-C does, so that files half written are taken away.
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    code = _run()
+    sys.exit(128 + terminated[0] if terminated else code)
 
 
 def _run() -> int:
