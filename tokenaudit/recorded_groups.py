@@ -50,26 +50,64 @@ class RecordedGroups:
             for place, measures in enumerate(block.measures()):
                 yield _RecordedMembers(block, place, measures)
 
+    def keys(self, put: int) -> Iterator[tuple[int, int]]:
+        """Rollout and segment of every response of a put event."""
+        columns, rows = self.digest.responses, self._rows(put)
+        return zip(columns.rollout_id[rows].tolist(), columns.segment[rows].tolist(), strict=True)
+
+    def responses(self, put: int, facts: Sequence[MemberFacts]) -> tuple[Response, ...]:
+        """The responses of a put event, given what is known of each."""
+        columns, all_runs, rows = self.digest.responses, self.digest.runs, self._rows(put)
+        offsets = columns.first_run[rows.start : rows.stop + 1]
+        of_group = slice(int(offsets[0]), int(offsets[-1]))
+        parts = (self.model_step, all_runs.tokens, all_runs.trainable)
+        runs: tuple[VersionRun, ...] = tuple(zip(*(part[of_group].tolist() for part in parts), strict=True))
+        bounds = pairwise((offsets - of_group.start).tolist())
+        rewards = columns.reward[rows].tolist()
+        values = zip(self.keys(put), facts, bounds, rewards, range(rows.start, rows.stop), strict=True)
+        return tuple(
+            [
+                Response(
+                    rollout_id,
+                    status,
+                    runs[low:high],
+                    prior_len,
+                    segment,
+                    agentic,
+                    None if reward != reward else reward,
+                    row,
+                    (tokens, trainable_tokens, oldest, newest_trainable),
+                )
+                for (
+                    (rollout_id, segment),
+                    (status, tokens, trainable_tokens, prior_len, agentic, oldest, newest_trainable),
+                    (low, high),
+                    reward,
+                    row,
+                ) in values
+            ]
+        )
+
+    def _rows(self, put: int) -> slice:
+        first_response = self.digest.events.first_response
+        return slice(int(first_response[put]), int(first_response[put + 1]))
+
 
 class _RecordedMembers(GroupMembers):
-    """The members of a recorded put, some of which may have lost their tokens since.
+    """The members of a recorded put.
 
     Args:
-        block: where they are recorded.
+        block: what is worked out for many at a time.
         place: their group in it.
         measures: what follows from all of them together.
-        facts: theirs, where any lost its tokens; None: as recorded.
     """
 
-    __slots__ = ("_block", "_facts", "_is_reset", "_place")
+    __slots__ = ("_block", "_facts", "_place")
 
-    def __init__(
-        self, block: _Block, place: int, measures: GroupMeasures, facts: Sequence[MemberFacts] | None = None
-    ) -> None:
+    def __init__(self, block: _Block, place: int, measures: GroupMeasures) -> None:
         self._block = block
         self._place = place
-        self._facts = facts
-        self._is_reset = facts is not None
+        self._facts: Sequence[MemberFacts] | None = None
         self.measures = measures
 
     @property
@@ -81,33 +119,68 @@ class _RecordedMembers(GroupMembers):
 
     def made(self) -> tuple[Response, ...]:
         """All of them."""
-        responses = self._block.responses(self._place)
-        if not self._is_reset:
-            return responses
-        pairs = zip(responses, self.facts, strict=True)
-        return tuple([response.reset() if facts[0] is _EXPIRED else response for response, facts in pairs])
+        return self._block.groups.responses(self._block.put(self._place), self.facts)
 
     def reset(self, lost: Sequence[bool]) -> GroupMembers:
         """See `GroupMembers`."""
-        pairs = zip(self.facts, lost, strict=True)
-        facts = [facts_after_reset(own) if is_lost else own for own, is_lost in pairs]
-        return _RecordedMembers(self._block, self._place, measured_together(facts), facts)
+        return _ResetMembers(self._block.groups, self._block.put(self._place), self.facts, lost)
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        return dict(zip(self._block.keys(self._place), [facts[1] for facts in self.facts], strict=True))
+        keys = self._block.groups.keys(self._block.put(self._place))
+        return dict(zip(keys, [facts[1] for facts in self.facts], strict=True))
 
     def rewards(self) -> Iterable[float]:
-        return super().rewards() if self._is_reset else self._block.rewards(self._place)
+        return self._block.rewards(self._place)
 
     def trainable_by_version(self) -> Iterable[tuple[int, int]]:
-        return super().trainable_by_version() if self._is_reset else self._block.trainable_by_version(self._place)
+        return self._block.trainable_by_version(self._place)
+
+
+class _ResetMembers(GroupMembers):
+    """The members of a recorded put of which some have lost their tokens.
+
+    They may be held until the run ends, and hold on to nothing that is worked out for other groups.
+
+    Args:
+        groups: where they are recorded.
+        put: their put event.
+        facts: theirs, as they were.
+        lost: which lost their tokens; every expired one is among these.
+    """
+
+    __slots__ = ("_facts", "_groups", "_put")
+
+    def __init__(self, groups: RecordedGroups, put: int, facts: Sequence[MemberFacts], lost: Sequence[bool]) -> None:
+        self._groups = groups
+        self._put = put
+        pairs = zip(facts, lost, strict=True)
+        self._facts = [facts_after_reset(own) if is_lost else own for own, is_lost in pairs]
+        self.measures = measured_together(self._facts)
+
+    @property
+    def facts(self) -> Sequence[MemberFacts]:
+        """See `GroupMembers`."""
+        return self._facts
+
+    def made(self) -> tuple[Response, ...]:
+        """All of them."""
+        responses = self._groups.responses(self._put, self._facts)
+        return tuple([one.reset() if one.status is _EXPIRED else one for one in responses])
+
+    def reset(self, lost: Sequence[bool]) -> GroupMembers:
+        """See `GroupMembers`."""
+        return _ResetMembers(self._groups, self._put, self._facts, lost)
+
+    def tokens_by_key(self) -> dict[tuple[int, int], int]:
+        return dict(zip(self._groups.keys(self._put), [facts[1] for facts in self._facts], strict=True))
 
 
 class _Block:
     """Some put events, in the order they were asked for."""
 
     def __init__(self, groups: RecordedGroups, puts: Int64s) -> None:
-        self._groups = groups
+        self.groups = groups
+        self._puts: list[int] = puts.tolist()
         columns = groups.digest.responses
         first_response = groups.digest.events.first_response
         self._starts, self._rows = _spans(first_response[puts], first_response[puts + 1])
@@ -143,15 +216,13 @@ class _Block:
             _smallest(self._newest_trainable, is_alive & (self._newest_trainable >= 0), starts),
         )
 
+    def put(self, place: int) -> int:
+        """The put event of a group."""
+        return self._puts[place]
+
     def facts(self, place: int) -> list[MemberFacts]:
         """Those of every response of a group."""
         return self._facts[self._own(place)]
-
-    def keys(self, place: int) -> Iterator[tuple[int, int]]:
-        """Rollout and segment of every response of a group."""
-        rollouts, segments = self._keys
-        own = self._own(place)
-        return zip(rollouts[own], segments[own], strict=True)
 
     def rewards(self, place: int) -> list[float]:
         """Rewards of the scored responses of a group."""
@@ -163,53 +234,13 @@ class _Block:
         bounds, pairs = self._versions
         return pairs[bounds[place] : bounds[place + 1]]
 
-    def responses(self, place: int) -> tuple[Response, ...]:
-        """The responses of a group; its rows stand together in the log."""
-        digest, own = self._groups.digest, self._own(place)
-        rows = range(int(self._rows[own.start]), int(self._rows[own.stop - 1]) + 1)
-        offsets = digest.responses.first_run[rows.start : rows.stop + 1]
-        of_group = slice(int(offsets[0]), int(offsets[-1]))
-        columns = (self._groups.model_step, digest.runs.tokens, digest.runs.trainable)
-        runs: tuple[VersionRun, ...] = tuple(zip(*(column[of_group].tolist() for column in columns), strict=True))
-        bounds = pairwise((offsets - of_group.start).tolist())
-        rewards = digest.responses.reward[rows.start : rows.stop].tolist()
-        values = zip(self.keys(place), self._facts[own], bounds, rewards, rows, strict=True)
-        return tuple(
-            [
-                Response(
-                    rollout_id,
-                    status,
-                    runs[low:high],
-                    prior_len,
-                    segment,
-                    agentic,
-                    None if reward != reward else reward,
-                    row,
-                    (tokens, trainable_tokens, oldest, newest_trainable),
-                )
-                for (
-                    (rollout_id, segment),
-                    (status, tokens, trainable_tokens, prior_len, agentic, oldest, newest_trainable),
-                    (low, high),
-                    reward,
-                    row,
-                ) in values
-            ]
-        )
-
     def _own(self, place: int) -> slice:
         return slice(self._bounds[place], self._bounds[place + 1])
 
     @cached_property
-    def _keys(self) -> tuple[list[int], list[int]]:
-        """Rollout and segment of every response."""
-        columns = self._groups.digest.responses
-        return columns.rollout_id[self._rows].tolist(), columns.segment[self._rows].tolist()
-
-    @cached_property
     def _scored(self) -> tuple[list[int], list[float]]:
         """The rewards that count, and where those of each group begin."""
-        rewards = self._groups.digest.responses.reward[self._rows]
+        rewards = self.groups.digest.responses.reward[self._rows]
         is_scored = ~np.isnan(rewards)
         before = np.concatenate([[0], np.cumsum(is_scored)])
         return before[self._bounds].tolist(), rewards[is_scored].tolist()
@@ -217,13 +248,13 @@ class _Block:
     @cached_property
     def _versions(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Trainable tokens of each group by version, and where a group's begin."""
-        first_run = self._groups.digest.responses.first_run
+        first_run = self.groups.digest.responses.first_run
         starts, runs = _spans(first_run[self._rows], first_run[self._rows + 1])
         run_bounds = np.append(starts, len(runs))
-        trainable = self._groups.digest.runs.trainable[runs].astype(np.int64)
+        trainable = self.groups.digest.runs.trainable[runs].astype(np.int64)
         group_bounds = run_bounds[self._bounds]
         group = np.repeat(np.arange(len(self._starts)), np.diff(group_bounds))
-        version = self._groups.model_step[runs].astype(np.int64)
+        version = self.groups.model_step[runs].astype(np.int64)
         is_trained = trainable > 0
         group, version, trainable = group[is_trained], version[is_trained], trainable[is_trained]
         # Versions fit 31 bits and a block holds few groups, so that both fit one sortable number.
