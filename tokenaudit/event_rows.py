@@ -20,7 +20,8 @@ Columns = dict[str, np.ndarray[Any, Any]]
 
 INT32_MAX = 2**31 - 1
 """The largest size or version."""
-_UNKNOWN_CODE = -2
+UNKNOWN_CODE = -2
+"""Code of an event or status that no log knows."""
 _PUT, _SAMPLE, _TAKE, _SYNC = (
     KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
 )
@@ -41,16 +42,17 @@ def kind_code(text: str | None) -> int:
     try:
         return KIND_CODE[EventKind(text)]
     except ValueError:
-        return _UNKNOWN_CODE
+        return UNKNOWN_CODE
 
 
-def _status_code(text: str | None) -> int:
+def status_code(text: str | None) -> int:
+    """Index into `STATUSES` of a status as a log spells it; `NO_VALUE` for null."""
     if text is None:
         return NO_VALUE
     try:
         return STATUS_CODE[Status(text)]
     except ValueError:
-        return _UNKNOWN_CODE
+        return UNKNOWN_CODE
 
 
 def event_columns(columns: BatchColumns, faults: BatchFaults, names: dict[str, int]) -> Columns:
@@ -64,7 +66,7 @@ def event_columns(columns: BatchColumns, faults: BatchFaults, names: dict[str, i
         return names.setdefault(DEFAULT_TASK if text is None else text, len(names))
 
     kind = col.text_codes(columns.array("event"), count, kind_code)
-    status = col.text_codes(columns.array("status"), count, _status_code)
+    status = col.text_codes(columns.array("status"), count, status_code)
     rows: Columns = {"kind": kind, "status": status}
     for name in ("event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size"):
         rows[name] = columns.integers(name)
@@ -74,10 +76,10 @@ def event_columns(columns: BatchColumns, faults: BatchFaults, names: dict[str, i
     def name_value(name: str) -> Callable[[int], str]:
         return lambda row: f"unknown {name} {col.text_at(columns.batch.columns[name], row)}"
 
-    is_unknown = kind == _UNKNOWN_CODE
+    is_unknown = kind == UNKNOWN_CODE
     is_group = (kind == _PUT) | (kind == _SAMPLE)
     faults.add(FaultKind.UNKNOWN_EVENT, "event", is_unknown, name_value("event"))
-    faults.add(FaultKind.UNKNOWN_STATUS, "status", is_group & (status == _UNKNOWN_CODE), name_value("status"))
+    faults.add(FaultKind.UNKNOWN_STATUS, "status", is_group & (status == UNKNOWN_CODE), name_value("status"))
     has_version = (kind == _PUT) | (kind == _SYNC)
     has_step = (kind != _SAMPLE) & ~is_unknown
     for name, where in (
@@ -99,8 +101,8 @@ def _check_needed(rows: Columns, faults: BatchFaults) -> None:
     kind = rows["kind"]
     is_group = (kind == _PUT) | (kind == _SAMPLE)
     needed = {
-        "event_id": kind >= _UNKNOWN_CODE,
-        "train_step": (kind != _SAMPLE) & (kind != _UNKNOWN_CODE),
+        "event_id": kind >= UNKNOWN_CODE,
+        "train_step": (kind != _SAMPLE) & (kind != UNKNOWN_CODE),
         "group_id": is_group,
         "rollout_id": kind == _PUT,
         "batch_size": kind == _TAKE,

@@ -25,8 +25,29 @@ _PIECE_COST = 16
 """Elements that a reading of its own counts as."""
 
 
+class _Shaped:
+    """What has a shape."""
+
+    __slots__ = ()
+
+    shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return _shown(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Its axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class StoredArray:
+class StoredArray(_Shaped):
     """A tensor in a file.
 
     Attributes:
@@ -42,19 +63,6 @@ class StoredArray:
     kind: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-    def __repr__(self) -> str:
-        return _shown(self.shape)
-
-    @property
-    def ndim(self) -> int:
-        """Its axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Its elements."""
-        return math.prod(self.shape)
 
     def read(self) -> np.ndarray[Any, Any]:
         """A copy of all of it. Raises like `Source.read` and `Source.spend`, and for more than `AT_ONCE`."""
@@ -91,7 +99,7 @@ class StoredArray:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TextArray:
+class TextArray(_Shaped):
     """An array whose bytes are written as a text, as protocols before 3 write them.
 
     Attributes:
@@ -105,19 +113,6 @@ class TextArray:
     kind: str
     shape: tuple[int, ...]
     order: Any
-
-    def __repr__(self) -> str:
-        return _shown(self.shape)
-
-    @property
-    def ndim(self) -> int:
-        """Its axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Its elements."""
-        return math.prod(self.shape)
 
     def read(self) -> np.ndarray[Any, Any]:
         """A copy of all of it. Raises like `StoredBytes.read`, and for a shape that doesn't fit the bytes."""

@@ -16,20 +16,15 @@ from tokenaudit import columns as col
 from tokenaudit.audit.scan_runs import overlay_runs
 from tokenaudit.batch_columns import ABSENT, BatchColumns
 from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.digest import KIND_CODE, KINDS, STATUS_CODE
+from tokenaudit.digest import KIND_CODE
+from tokenaudit.event_rows import UNKNOWN_CODE, kind_code, status_code
 from tokenaudit.faults import BatchFaults
 from tokenaudit.given_runs import GivenRuns
-from tokenaudit.lifecycle.types import Status
 from tokenaudit.runs import Ones
 from tokenaudit.schema import DEFAULT_TASK, EventKind
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-UNKNOWN_TEXT = -2
-"""Code of an event or status that no log knows."""
-NULL_TEXT = -1
-"""Code of a status that is null."""
-INT32_MAX = 2**31 - 1
 SENTINEL_LOGPROB = -1000.0
 """Log-probabilities below it stand for something else."""
 POSITIVE_LOGPROB = 0.01
@@ -72,8 +67,8 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     tasks: dict[str, int] = {}
     reasons: dict[str | None, int] = {}
     arrays: Arrays = {name: columns.integers(name) for name in _INTEGERS if name in columns}
-    arrays["kind"] = _known_codes(columns.array("event"), rows, "event", _kind_code, texts)
-    arrays["status"] = _known_codes(columns.array("status"), rows, "status", _status_code, texts)
+    arrays["kind"] = _known_codes(columns.array("event"), rows, "event", kind_code, texts)
+    arrays["status"] = _known_codes(columns.array("status"), rows, "status", status_code, texts)
     arrays["task"] = col.text_codes(
         columns.array("task_name"), rows, lambda text: tasks.setdefault(_default(text), len(tasks))
     )
@@ -104,20 +99,6 @@ def _default(text: str | None) -> str:
     return DEFAULT_TASK if text is None else text
 
 
-def _kind_code(text: str | None) -> int:
-    return KIND_CODE[EventKind(text or EventKind.PUT)] if text in _EVENTS else UNKNOWN_TEXT
-
-
-def _status_code(text: str | None) -> int:
-    if text is None:
-        return NULL_TEXT
-    return STATUS_CODE[Status(text)] if text in _STATUSES else UNKNOWN_TEXT
-
-
-_EVENTS = {None, *(kind.value for kind in KINDS)}
-_STATUSES = {status.value for status in Status}
-
-
 def _known_codes(
     array: pa.Array | None,
     rows: int,
@@ -127,7 +108,7 @@ def _known_codes(
 ) -> Int64s:
     codes = col.text_codes(array, rows, code_of)
     if array is not None:
-        for row in np.flatnonzero(codes == UNKNOWN_TEXT)[:_TEXTS_KEPT].tolist():
+        for row in np.flatnonzero(codes == UNKNOWN_CODE)[:_TEXTS_KEPT].tolist():
             texts[name, row] = col.text_at(array, row)
     return codes
 

@@ -9,10 +9,10 @@ import numpy as np
 from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rules import Rule, Severity
-from tokenaudit.audit.scan import INT32_MAX, NULL_TEXT, UNKNOWN_TEXT
 from tokenaudit.batch_columns import ABSENT
 from tokenaudit.columns import LARGEST
-from tokenaudit.digest import KIND_CODE, STATUS_CODE
+from tokenaudit.digest import KIND_CODE, NO_VALUE, STATUS_CODE
+from tokenaudit.event_rows import INT32_MAX, UNKNOWN_CODE
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.schema import EventKind
 
@@ -24,7 +24,7 @@ _PILE_ROWS = 20
 
 
 def _unknown_event(case: Case, rule: Rule, findings: Findings) -> None:
-    where = case.table["kind"] == UNKNOWN_TEXT
+    where = case.table["kind"] == UNKNOWN_CODE
     add_rows(case, rule, findings, where, lambda row: f"unknown event {case.table.texts.get(('event', row), '…')}")
     add_checked(rule, findings, case.table.rows)
 
@@ -32,7 +32,7 @@ def _unknown_event(case: Case, rule: Rule, findings: Findings) -> None:
 def _unknown_status(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     of_group = np.isin(table["kind"], (_PUT, _SAMPLE))
-    where = of_group & (table["status"] == UNKNOWN_TEXT)
+    where = of_group & (table["status"] == UNKNOWN_CODE)
     add_rows(case, rule, findings, where, lambda row: f"unknown status {table.texts.get(('status', row), '…')}")
     add_checked(rule, findings, int(of_group.sum()))
 
@@ -52,7 +52,7 @@ def _event_order(case: Case, rule: Rule, findings: Findings) -> None:
 def _event_mixed(case: Case, rule: Rule, findings: Findings) -> None:
     table = case.table
     kind, ids = table["kind"], table["event_id"]
-    of_group = np.isin(kind, (_PUT, _SAMPLE, UNKNOWN_TEXT))
+    of_group = np.isin(kind, (_PUT, _SAMPLE, UNKNOWN_CODE))
     with_task = of_group | (kind == _TAKE)
     columns = {
         "event": kind,
@@ -86,7 +86,7 @@ def _value_missing(case: Case, rule: Rule, findings: Findings) -> None:
     }
     for name, where in needed.items():
         add_rows(case, rule, findings, where & ~table.present(name), lambda _, name=name: f"{name} is null")
-    add_rows(case, rule, findings, of_group & (table["status"] == NULL_TEXT), lambda _: "status is null")
+    add_rows(case, rule, findings, of_group & (table["status"] == NO_VALUE), lambda _: "status is null")
     add_checked(rule, findings, table.rows)
 
 

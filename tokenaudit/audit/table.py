@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.audit.findings import Subject
-from tokenaudit.audit.scan import INT32_MAX, Arrays, Scanned
+from tokenaudit.audit.scan import Arrays, Scanned
 from tokenaudit.batch_columns import ABSENT
 from tokenaudit.columns import Bools, Int64s
 from tokenaudit.digest import KIND_CODE, previous_put, segments
+from tokenaudit.event_rows import INT32_MAX
 from tokenaudit.schema import EventKind
 
 _FILL = {"reward": np.nan, "agentic": False}

@@ -102,7 +102,8 @@ def write_masks(
         LogError: the log can't be read again, doesn't tell which tokens of a response are in the loss, or a response
             is longer than any.
     """
-    longest = int(plan.tokens().max(initial=0))
+    tokens = plan.tokens()
+    longest = int(tokens.max(initial=0))
     if longest > MAX_ROW_ELEMENTS:
         hint = f"masks are made of up to {MAX_ROW_ELEMENTS} tokens per response; leave it out with --task or --step"
         raise LogError(Problem(f"a response of {longest} tokens", log.name, hint))
@@ -115,7 +116,7 @@ def write_masks(
     schema = mask_schema(plan, metadata)
     totals = MaskTotals()
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        for part in _computed(log, plan, backend, on_progress):
+        for part in _computed(log, plan, tokens, backend, on_progress):
             masks = part.pending.result()
             writer.write_batch(_record_batch(plan, part.entries, masks, schema))
             totals.responses += len(masks.trained)
@@ -125,10 +126,11 @@ def write_masks(
     return totals
 
 
-def _computed(log: Log, plan: MaskPlan, backend: Backend, on_progress: Callable[[int], None] | None) -> Iterator[_Part]:
+def _computed(
+    log: Log, plan: MaskPlan, tokens: Int64s, backend: Backend, on_progress: Callable[[int], None] | None
+) -> Iterator[_Part]:
     """The parts of a plan; while one is written the next ones are read and computed."""
     waiting: deque[_Part] = deque()
-    tokens = plan.tokens()
     first_row = 0
     batches = map_batches(
         log,

@@ -8,7 +8,6 @@ from tokenaudit.audit.rules import Rule
 from tokenaudit.explain import Biography, Member, MemberFate, Moment, MomentKind
 from tokenaudit.explain_step import StepStory
 from tokenaudit.lifecycle.events import Fate
-from tokenaudit.lifecycle.types import token_count
 from tokenaudit.render.text import count_text, printable
 
 _STRIP = 40
@@ -132,7 +131,7 @@ def _step_lines(story: StepStory) -> Iterator[str]:
         yield from _more(len(groups))
     yield f"expired    {count_text(len(story.expired), 'group')}"
     for event in story.expired[:_SHOWN_GROUPS]:
-        lost = token_count(event.expired) + (token_count(event.fresh) if event.fate is Fate.DISCARDED else 0)
+        lost = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
         what = f"task {printable(event.task_name)}, group {event.group_id}: at {event.where} of step {event.train_step}"
         yield f"             {what}, by {event.reason}, {event.fate}, {count_text(lost, 'token')} lost"
     yield from _more(len(story.expired))
