@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tokenaudit.batches
-import tokenaudit.log
-from tokenaudit.digest import Digest
-from tokenaudit.log import open_log
-from tokenaudit.reading import read_digest
-from tokenaudit.schema import COLUMNS, RUN_FIELDS, ColumnType
+import tokenaudit.log.batches
+import tokenaudit.log.files
+from tokenaudit.contracts.schema import COLUMNS, RUN_FIELDS, ColumnType
+from tokenaudit.log.digest import Digest
+from tokenaudit.log.files import open_log
+from tokenaudit.log.reading import read_digest
 
 Row = dict[str, Any]
 
@@ -225,7 +225,7 @@ def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9
     for module in (tokenaudit.log, tokenaudit.batches):
         patch.setattr(module, "MAX_BATCH_ROWS", rows)
         patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
-    patch.setattr(tokenaudit.batches, "SMALL_PIECE_ELEMENTS", elements)
+    patch.setattr(tokenaudit.log.batches, "SMALL_PIECE_ELEMENTS", elements)
 
 
 def read_rows(path: Path) -> list[Row]:

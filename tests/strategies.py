@@ -8,8 +8,9 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-from builders import TEXTS, Row
 from hypothesis import strategies as st
+
+from tests.builders import TEXTS, Row
 
 STATUSES = ("completed", "aborted", "expired", "failed", "filtered", "init")
 MEMBER_STATUSES = st.sampled_from(("completed",) * 8 + ("aborted",) * 6 + STATUSES)

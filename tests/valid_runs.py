@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from builders import Row, put, refresh, sample, sync, take
 from hypothesis import strategies as st
 
-from tokenaudit.config import Config, parse_config
+from tests.builders import Row, put, refresh, sample, sync, take
+from tokenaudit.config.sections import Config, parse_config
 from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupTaken
 from tokenaudit.lifecycle.members import Group, MadeMembers

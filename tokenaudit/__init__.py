@@ -11,21 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenaudit.audit.run import audit_log
-    from tokenaudit.record import Recorder
+    from tokenaudit.audit.session import audit_log
+    from tokenaudit.record.recorder import Recorder
     from tokenaudit.render.frames import rows_frame
-    from tokenaudit.session import replay_log
-    from tokenaudit.simulating import simulate_workload
+    from tokenaudit.replay.session import replay_log
+    from tokenaudit.simulate.session import simulate_workload
 
 __version__ = "0.1.0"
 __all__ = ["Recorder", "__version__", "audit_log", "replay_log", "rows_frame", "simulate_workload"]
 
 _HOMES = {
-    "audit_log": "tokenaudit.audit.run",
-    "Recorder": "tokenaudit.record",
-    "replay_log": "tokenaudit.session",
+    "audit_log": "tokenaudit.audit.session",
+    "Recorder": "tokenaudit.record.recorder",
+    "replay_log": "tokenaudit.replay.session",
     "rows_frame": "tokenaudit.render.frames",
-    "simulate_workload": "tokenaudit.simulating",
+    "simulate_workload": "tokenaudit.simulate.session",
 }
 
 

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from tokenaudit.audit.run import audit_log
-from tokenaudit.batches import read_batches
-from tokenaudit.log import open_log
+from tokenaudit.audit.session import audit_log
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.files import open_log
 
 ROUNDS = 3
 

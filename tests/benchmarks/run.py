@@ -25,13 +25,13 @@ import pyarrow.parquet as pq
 import startup
 from make_log import LogShape, write_log
 
-from tokenaudit.batches import worker_count
-from tokenaudit.log import open_log
+from tokenaudit.config.loading import load_settings
+from tokenaudit.log.batches import worker_count
+from tokenaudit.log.files import open_log
+from tokenaudit.log.reading import read_digest
 from tokenaudit.masks.batch import MaskBatch
 from tokenaudit.masks.numpy_backend import NumpyBackend
-from tokenaudit.reading import read_digest
-from tokenaudit.session import replay_digest
-from tokenaudit.settings import load_settings
+from tokenaudit.replay.session import replay_digest
 
 ROUNDS = 5
 TOKEN_COLUMNS = ["response_model_steps", "response_mask"]

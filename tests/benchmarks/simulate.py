@@ -11,12 +11,12 @@ import time
 
 import numpy as np
 
-from tokenaudit.config import Config, parse_config
-from tokenaudit.log import Log
-from tokenaudit.semantic_masks import no_masks
-from tokenaudit.settings import Settings
-from tokenaudit.simulating import LoadedWorkload, simulate_loaded
-from tokenaudit.workload import ResponseColumns, Workload, grouped_by_task
+from tokenaudit.config.loading import Settings
+from tokenaudit.config.sections import Config, parse_config
+from tokenaudit.log.files import Log
+from tokenaudit.log.semantic_masks import no_masks
+from tokenaudit.simulate.session import LoadedWorkload, simulate_loaded
+from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
 
 GROUP_SIZE = 8
 BATCH = 64

@@ -1,1 +1,4 @@
-"""What is wrong with a recorded log: rules, the facts they are checked on, and findings."""
+"""A recorded log in, a report of what is wrong with it out. Read `session.py` first.
+
+A rule stands with its check in `checks/`. Knows no output format.
+"""

@@ -11,11 +11,11 @@ from tokenaudit.audit.files import FileFacts
 from tokenaudit.audit.findings import MOST_KEPT, Findings, Subject
 from tokenaudit.audit.life import Life
 from tokenaudit.audit.puts import PutRuns
-from tokenaudit.audit.rules import Rule, Severity
+from tokenaudit.audit.rule import Rule, Severity
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.trained import TrainedMasks
-from tokenaudit.columns import Bools
-from tokenaudit.config import Config
+from tokenaudit.config.sections import Config
+from tokenaudit.log.columns import Bools
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenaudit.audit.row_rules import MASK_RULES, SCHEMA_RULES, VERSION_RULES
-from tokenaudit.audit.rules import Rule
+from tokenaudit.audit.rule import Rule
 from tokenaudit.audit.run_rules import GROUP_RULES, LIFECYCLE_RULES, TOTALS_RULES
 
 RULES: tuple[Rule, ...] = (

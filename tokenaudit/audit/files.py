@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.audit.rules import Severity
-from tokenaudit.batches import read_batches
-from tokenaudit.columns import is_accepted
-from tokenaudit.errors import LogError, Problem
-from tokenaudit.log import Log, LogFile, open_log
-from tokenaudit.log_paths import log_files
-from tokenaudit.schema import COLUMN_BY_NAME
+from tokenaudit.audit.rule import Severity
+from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.schema import COLUMN_BY_NAME
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import is_accepted
+from tokenaudit.log.files import Log, LogFile, open_log
+from tokenaudit.log.paths import log_files
 
 LARGE_ROW_GROUP_BYTES = 2**30
 """Uncompressed size of a row group that is told."""

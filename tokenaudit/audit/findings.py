@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tokenaudit.audit.rules import Rule, Severity
+from tokenaudit.audit.rule import Rule, Severity
 
 MOST_KEPT = 10_000
 """Findings of one rule that are kept one by one; the others are only counted, so memory stays bounded."""

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenaudit.audit.puts import PutRuns
-from tokenaudit.columns import Int64s
-from tokenaudit.config import Config
-from tokenaudit.digest import KIND_CODE, Digest
-from tokenaudit.ledger import Ledger, count
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupSampled, GroupTaken
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.replay import replay, run_tasks, timeline_of
-from tokenaudit.run_events import RunEvent, StepClosed
-from tokenaudit.schema import EventKind
-from tokenaudit.timeline import TimelineKind
+from tokenaudit.log.columns import Int64s
+from tokenaudit.log.digest import KIND_CODE, Digest
+from tokenaudit.replay.events import RunEvent, StepClosed
+from tokenaudit.replay.ledger import Ledger, count
+from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
+from tokenaudit.replay.request import TimelineKind
 
 Key = tuple[str, int]
 """(task name, group id)"""

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit import columns as col
 from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.scan import SENTINEL_LOGPROB
 from tokenaudit.audit.scan_runs import unfolded
-from tokenaudit.batches import read_batches
-from tokenaudit.columns import Bools, Int64s
-from tokenaudit.given_runs import given_runs
-from tokenaudit.log import Log, LogBatch
-from tokenaudit.schema import VERSION_RUNS
+from tokenaudit.contracts.schema import VERSION_RUNS
+from tokenaudit.log import columns as col
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.given_runs import given_runs
 
 COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")
 """What is read."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tokenaudit.audit.table import LogTable
-from tokenaudit.columns import Bools, Int64s
-from tokenaudit.config import Config
-from tokenaudit.digest import KIND_CODE, STATUSES, Digest
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.runs import MISSING_VERSION
-from tokenaudit.schema import EventKind
-from tokenaudit.token_ids import SAME
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.digest import KIND_CODE, STATUSES, Digest
+from tokenaudit.log.token_ids import SAME
+from tokenaudit.log.version_runs import MISSING_VERSION
 
 NO_LIMIT = 2**62
 """Token limit where there is no token rule."""

@@ -11,8 +11,8 @@ from typing import Any
 from tokenaudit import __version__
 from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.findings import Finding, Tally, marked_new
-from tokenaudit.audit.rules import Rule, Severity
-from tokenaudit.errors import Problem, ResultError
+from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.contracts.errors import Problem, ResultError
 
 KIND_AUDIT = "tokenaudit.audit"
 AUDIT_SCHEMA_VERSION = 1

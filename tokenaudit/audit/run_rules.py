@@ -1,8 +1,8 @@
-"""The rules about groups, the lifecycle and step totals; see `tokenaudit.audit.rules`."""
+"""The rules about groups, the lifecycle and step totals; see `tokenaudit.audit.rule`."""
 
 from __future__ import annotations
 
-from tokenaudit.audit.rules import Fact, Rule, Severity
+from tokenaudit.audit.rule import Fact, Rule, Severity
 
 _E, _W, _I = Severity.ERROR, Severity.WARNING, Severity.INFO
 

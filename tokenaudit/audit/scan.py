@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tokenaudit import columns as col
 from tokenaudit.audit.scan_runs import overlay_runs
-from tokenaudit.batch_columns import ABSENT, BatchColumns
-from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.digest import KIND_CODE
-from tokenaudit.event_rows import UNKNOWN_CODE, kind_code, status_code
-from tokenaudit.faults import BatchFaults
-from tokenaudit.given_runs import GivenRuns
-from tokenaudit.runs import Ones
-from tokenaudit.schema import DEFAULT_TASK, EventKind
+from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
+from tokenaudit.log import columns as col
+from tokenaudit.log.batch_columns import ABSENT, BatchColumns
+from tokenaudit.log.columns import Bools, Int64s, Lists
+from tokenaudit.log.digest import KIND_CODE
+from tokenaudit.log.event_columns import UNKNOWN_CODE, kind_code, status_code
+from tokenaudit.log.faults import BatchFaults
+from tokenaudit.log.given_runs import GivenRuns
+from tokenaudit.log.version_runs import Ones
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.columns import Bools, Int64s, Lists
-from tokenaudit.faults import BatchFaults, FaultKind
-from tokenaudit.given_runs import GivenRuns, check_runs
+from tokenaudit.log.columns import Bools, Int64s, Lists
+from tokenaudit.log.faults import BatchFaults, FaultKind
+from tokenaudit.log.given_runs import GivenRuns, check_runs
 
 RUN_FAULTS = (FaultKind.NULL_ELEMENT, FaultKind.BAD_RUN, FaultKind.RUNS_BESIDE_TOKENS, FaultKind.RUNS_LENGTH)
 """What can be wrong with the runs of a row; a row's code is the position in this list, from 1."""

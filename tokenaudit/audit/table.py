@@ -13,11 +13,11 @@ import numpy as np
 
 from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.scan import Arrays, Scanned
-from tokenaudit.batch_columns import ABSENT
-from tokenaudit.columns import Bools, Int64s
-from tokenaudit.digest import KIND_CODE, previous_put, segments
-from tokenaudit.event_rows import INT32_MAX
-from tokenaudit.schema import EventKind
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.log.batch_columns import ABSENT
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.digest import KIND_CODE, previous_put, segments
+from tokenaudit.log.event_columns import INT32_MAX
 
 _FILL = {"reward": np.nan, "agentic": False}
 _PUT, _SAMPLE, _TAKE = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE))

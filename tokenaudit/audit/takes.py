@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit.audit.table import LogTable
-from tokenaudit.batch_columns import ABSENT
-from tokenaudit.digest import KIND_CODE
-from tokenaudit.schema import EventKind
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.log.batch_columns import ABSENT
+from tokenaudit.log.digest import KIND_CODE
 
 _PUT, _TAKE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.TAKE]
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit import columns as col
 from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.life import NEVER, Life
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import RecordedTake
-from tokenaudit.batches import read_batches
-from tokenaudit.columns import Bools
-from tokenaudit.log import Log
+from tokenaudit.log import columns as col
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import Bools
+from tokenaudit.log.files import Log
 
 _COLUMN, _SEMANTIC = "trained_mask", "response_mask"
 

@@ -28,8 +28,8 @@ from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
 from tokenaudit.cli.simulate import simulate
 from tokenaudit.cli.workload import workload
-from tokenaudit.errors import Problem, TokenauditError
-from tokenaudit.schema import SCHEMA_VERSION
+from tokenaudit.contracts.errors import Problem, TokenauditError
+from tokenaudit.contracts.schema import SCHEMA_VERSION
 
 COULD_NOT_JUDGE = 2
 """Exit code for everything that kept the question from being answered."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenaudit.audit.rules import Severity
+from tokenaudit.audit.rule import Severity
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     ConfigOption,
@@ -20,8 +20,8 @@ from tokenaudit.cli.options import (
     VerboseOption,
     output_option,
 )
-from tokenaudit.errors import Problem, ResultError, UsageError
-from tokenaudit.files import read_bounded
+from tokenaudit.contracts.errors import Problem, ResultError, UsageError
+from tokenaudit.contracts.files import read_bounded
 
 if TYPE_CHECKING:
     from tokenaudit.audit.report import AuditReport
@@ -91,8 +91,8 @@ def audit(
     del quiet, verbose
     from tokenaudit.audit.catalogue import RULES
     from tokenaudit.audit.report import compared, of_severity
-    from tokenaudit.audit.rules import select_rules
-    from tokenaudit.audit.run import audit_log
+    from tokenaudit.audit.rule import select_rules
+    from tokenaudit.audit.session import audit_log
     from tokenaudit.cli.output import check_outputs, write_all
 
     outputs = output or []

@@ -12,7 +12,7 @@ from tokenaudit.cli.options import (
     VerboseOption,
     digest_cache,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def compact(
@@ -32,12 +32,12 @@ def compact(
     if output.suffix.lower() != ".parquet":
         raise UsageError(Problem("logs are written as Parquet", str(output), "name a file that ends in .parquet"))
     from tokenaudit.cli.output import check_outputs
-    from tokenaudit.compact import write_compact
-    from tokenaudit.files import replacing
-    from tokenaudit.log import open_log
-    from tokenaudit.notices import quarantine_notices
-    from tokenaudit.reading import read_digest
-    from tokenaudit.session import check_left, stage
+    from tokenaudit.contracts.files import replacing
+    from tokenaudit.log.compact import write_compact
+    from tokenaudit.log.files import open_log
+    from tokenaudit.log.reading import read_digest
+    from tokenaudit.replay.notices import quarantine_notices
+    from tokenaudit.replay.session import check_left, stage
 
     check_outputs([output], log)
     opened = open_log(log)

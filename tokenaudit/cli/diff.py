@@ -23,13 +23,13 @@ from tokenaudit.cli.options import (
     digest_cache,
     output_option,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenaudit.compare import Comparison, Side
-    from tokenaudit.figures import Figure
+    from tokenaudit.compare.compare import Comparison, Side
+    from tokenaudit.compare.metric_values import Figure
 
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
 """Formats by file name extension."""
@@ -98,7 +98,7 @@ def diff(
     from tokenaudit.cli.diff_sides import SideOptions, load_sides
     from tokenaudit.cli.output import check_outputs, write_all
     from tokenaudit.cli.run_options import RunOptions
-    from tokenaudit.compare import compare
+    from tokenaudit.compare.compare import compare
 
     figures = _figures(metrics)
     outputs = output or []
@@ -130,7 +130,7 @@ def diff(
 def _figures(names: str | None) -> list[Figure] | None:
     if names is None:
         return None
-    from tokenaudit.figures import figures_named
+    from tokenaudit.compare.metric_values import figures_named
 
     listed = [name.strip() for name in names.split(",") if name.strip()]
     if not listed:
@@ -139,7 +139,7 @@ def _figures(names: str | None) -> list[Figure] | None:
 
 
 def _check_logs(sides: Sequence[Side], *, allow_different_log: bool) -> None:
-    from tokenaudit.comparable import same_log
+    from tokenaudit.compare.comparable import same_log
 
     a, b = (side.result for side in sides)
     if not allow_different_log and not same_log(a, b):

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.run_options import RunOptions
-from tokenaudit.compare import Side
-from tokenaudit.errors import Problem, TokenauditError, UsageError
-from tokenaudit.files import read_bounded
-from tokenaudit.log import Log, looks_like_log, open_log
-from tokenaudit.result import Result
-from tokenaudit.session import digest_for, load_result, replay_digest
-from tokenaudit.settings import Settings, load_settings
-from tokenaudit.simulating import LoadedWorkload, load_workload, simulate_loaded
-from tokenaudit.tape import EventTape
+from tokenaudit.compare.compare import Side
+from tokenaudit.compare.event_tape import EventTape
+from tokenaudit.config.loading import Settings, load_settings
+from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError
+from tokenaudit.contracts.files import read_bounded
+from tokenaudit.log.files import Log, looks_like_log, open_log
+from tokenaudit.replay.result import Result
+from tokenaudit.replay.session import digest_for, load_result, replay_digest
+from tokenaudit.simulate.session import LoadedWorkload, load_workload, simulate_loaded
 
 Loaded = TypeVar("Loaded")
 

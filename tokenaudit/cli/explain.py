@@ -19,11 +19,11 @@ from tokenaudit.cli.options import (
     VerboseOption,
     digest_cache,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from tokenaudit.config import Config
-    from tokenaudit.digest import Digest
+    from tokenaudit.config.sections import Config
+    from tokenaudit.log.digest import Digest
 
 
 def explain(
@@ -48,7 +48,7 @@ def explain(
     """Tell the life of one group, one step of a run, or what an audit rule means."""
     del quiet, verbose
     from tokenaudit.audit.catalogue import RULES
-    from tokenaudit.audit.rules import rule_named
+    from tokenaudit.audit.rule import rule_named
 
     if group is None and step is None:
         if len(subject) == 1 and not subject[0].exists():
@@ -64,8 +64,8 @@ def explain(
 
 
 def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
-    from tokenaudit.explain import biography
-    from tokenaudit.explain_step import step_story
+    from tokenaudit.explain.group import biography
+    from tokenaudit.explain.step import step_story
     from tokenaudit.render.explain import render_biography, render_step
 
     if group is not None:
@@ -84,7 +84,7 @@ def _read(
     cache: Path | None,
 ) -> tuple[Digest, Config]:
     from tokenaudit.cli.inputs import note_config
-    from tokenaudit.session import load_log
+    from tokenaudit.replay.session import load_log
 
     with streams.progress() as bar:
         loaded = load_log(

@@ -25,13 +25,13 @@ from tokenaudit.cli.options import (
     digest_cache,
     output_option,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from tokenaudit.cli.run_options import RunOptions
-    from tokenaudit.result import Result
-    from tokenaudit.settings import Settings
-    from tokenaudit.verdicts import GateReport, LocatedRule
+    from tokenaudit.config.loading import Settings
+    from tokenaudit.gate.report import GateReport, LocatedRule
+    from tokenaudit.replay.result import Result
 
 
 class GateFormat(StrEnum):
@@ -112,10 +112,10 @@ def gate(
     from tokenaudit.cli.job_summary import append_summary, summary_file
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.cli.run_options import RunOptions
-    from tokenaudit.files import write_files
-    from tokenaudit.gate import baseline_fault
-    from tokenaudit.rule_sources import collect_rules
-    from tokenaudit.saved_result import result_to_json
+    from tokenaudit.contracts.files import write_files
+    from tokenaudit.gate.judge import baseline_fault
+    from tokenaudit.gate.rule_sources import collect_rules
+    from tokenaudit.replay.saved_result import result_to_json
 
     if baseline is not None and write_baseline is not None:
         hint = "judge against the old one first, then write the new one"
@@ -170,7 +170,7 @@ class _Run(NamedTuple):
 
 def _judged_run(log: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
     from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
-    from tokenaudit.session import replay_log
+    from tokenaudit.replay.session import replay_log
 
     if is_saved_result(log):
         result = saved_result(log, {"--config": config, "--set": overrides, **options.need_log()})
@@ -199,7 +199,7 @@ def _judged_run(log: list[Path], config: Path | None, overrides: list[str], opti
 def _simulated_run(workload: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
     """Simulate what is judged; a run that can't go on has no figures to judge."""
     from tokenaudit.cli.inputs import note_config
-    from tokenaudit.simulating import simulate_workload
+    from tokenaudit.simulate.session import simulate_workload
 
     with streams.progress() as bar:
         simulated = simulate_workload(
@@ -230,9 +230,9 @@ def _report(
     *,
     is_new_baseline: bool,
 ) -> GateReport:
-    from tokenaudit.comparable import check_baseline
-    from tokenaudit.gate import judge, judge_for_baseline
-    from tokenaudit.session import load_result
+    from tokenaudit.compare.comparable import check_baseline
+    from tokenaudit.gate.judge import judge, judge_for_baseline
+    from tokenaudit.replay.session import load_result
 
     if is_new_baseline:
         return judge_for_baseline(result, rules)
@@ -245,7 +245,7 @@ def _report(
 
 def _told_baseline(path: Path, fault: str | None, code: int) -> int:
     """Say whether the run became the baseline, and give the exit code."""
-    from tokenaudit.verdicts import COULD_NOT_JUDGE, PASS
+    from tokenaudit.gate.report import COULD_NOT_JUDGE, PASS
 
     if fault is not None:
         streams.show_problems([Problem(f"no baseline written: {fault}", str(path), "mend that first")])

@@ -10,11 +10,11 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
-from tokenaudit.errors import Problem, SourceError, UsageError
+from tokenaudit.contracts.errors import Problem, SourceError, UsageError
 
 if TYPE_CHECKING:
-    from tokenaudit.import_log import Imports
     from tokenaudit.importers.base import Context, Importer, VersionScale
+    from tokenaudit.importers.write import Imports
 
 _TRIED_EVENTS = 100
 """Events that --dry-run reads to see whether the source can be read."""
@@ -76,8 +76,8 @@ def import_(
     whenever it is replayed.
     """
     del quiet, verbose
-    from tokenaudit.importers import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.base import Context
+    from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.render.imports import formats_text, imports_text
     from tokenaudit.render.text import count_text
 
@@ -137,7 +137,7 @@ def _checked_output(output: Path | None, files: list[Path], force: bool) -> Path
 
 
 def _imported(importer: Importer, files: list[Path], context: Context, output: Path) -> Imports:
-    from tokenaudit.import_log import import_log
+    from tokenaudit.importers.write import import_log
 
     with streams.progress() as bar:
         if bar is not None:
@@ -154,8 +154,8 @@ def _imported(importer: Importer, files: list[Path], context: Context, output: P
 
 def _try(importer: Importer, files: list[Path], context: Context) -> None:
     """Read the first events, and say what there is."""
-    from tokenaudit.import_log import check_responses, checked_events
     from tokenaudit.importers.generic import unmapped
+    from tokenaudit.importers.write import check_responses, checked_events
     from tokenaudit.render.imports import plan_text
 
     tried = list(islice(checked_events(importer, files, context), _TRIED_EVENTS))

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenaudit.cli import streams
-from tokenaudit.errors import Problem, UsageError
-from tokenaudit.result import Result
-from tokenaudit.session import load_result
-from tokenaudit.settings import Settings
+from tokenaudit.config.loading import Settings
+from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.replay.result import Result
+from tokenaudit.replay.session import load_result
 
 
 def is_saved_result(paths: Sequence[Path]) -> bool:

@@ -25,9 +25,9 @@ def inspect(
 ) -> None:
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
-    from tokenaudit.log import open_log
-    from tokenaudit.overview import overview, overview_data
-    from tokenaudit.reading import read_digest
+    from tokenaudit.log.files import open_log
+    from tokenaudit.log.overview import overview, overview_data
+    from tokenaudit.log.reading import read_digest
     from tokenaudit.render.overview import render_overview
 
     opened = open_log(log)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.gate.report import GateReport
 from tokenaudit.render.gate_markdown import SUMMARY_BYTES, fitting, render_gate_markdown
-from tokenaudit.verdicts import GateReport
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file."""

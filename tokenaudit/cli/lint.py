@@ -19,9 +19,9 @@ def lint(
 ) -> None:
     """Say what a config costs that isn't obvious from it. Exit code 0, or 2 for a config that can't be used."""
     del quiet, verbose
-    from tokenaudit.config_warnings import config_warnings
+    from tokenaudit.config.loading import load_settings
+    from tokenaudit.config.warnings import config_warnings
     from tokenaudit.render.text import count_text, printable
-    from tokenaudit.settings import load_settings
 
     settings = load_settings(config_path=config, overrides=set_ or [], working_dir=Path.cwd(), isolated=True)
     warnings = config_warnings(settings.config)

@@ -22,7 +22,7 @@ from tokenaudit.cli.options import (
     digest_cache,
     step_range,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def mask(

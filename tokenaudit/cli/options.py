@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenaudit.cli import streams
-from tokenaudit.errors import Problem, UsageError
-from tokenaudit.prompt_order import PromptOrder
-from tokenaudit.timeline import TimelineKind
+from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.replay.request import PromptOrder, TimelineKind
 
 if TYPE_CHECKING:
-    from tokenaudit.cache import DigestCache
+    from tokenaudit.log.cache import DigestCache
 
 
 class Format(StrEnum):
@@ -142,6 +141,6 @@ def digest_cache(folder: Path | None) -> DigestCache | None:
     """The cache in a folder, with its notes on standard error; None without a folder."""
     if folder is None:
         return None
-    from tokenaudit.cache import DigestCache
+    from tokenaudit.log.cache import DigestCache
 
     return DigestCache(folder, streams.note)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
-from tokenaudit.errors import Problem, UsageError
-from tokenaudit.files import write_files
-from tokenaudit.log_paths import log_files
+from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.files import write_files
+from tokenaudit.log.paths import log_files
 from tokenaudit.render.table import TableOptions, render_table
-from tokenaudit.result import Result
-from tokenaudit.saved_result import result_to_json
+from tokenaudit.replay.result import Result
+from tokenaudit.replay.saved_result import result_to_json
 
 SUFFIXES = {
     ".json": "json",

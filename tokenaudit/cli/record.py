@@ -11,7 +11,7 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
-from tokenaudit.errors import Problem, RecordError, UsageError
+from tokenaudit.contracts.errors import Problem, RecordError, UsageError
 
 
 def record(
@@ -43,8 +43,8 @@ def record(
     A line that can't be recorded is told at the end, and the exit code is 2; all other lines are recorded.
     """
     del quiet, verbose
-    from tokenaudit.record import Recorder
-    from tokenaudit.record_lines import record_lines
+    from tokenaudit.record.record_lines import record_lines
+    from tokenaudit.record.recorder import Recorder
 
     name = "standard input" if str(from_jsonl) == "-" else str(from_jsonl)
     stream, size = _opened(from_jsonl)

@@ -26,7 +26,7 @@ from tokenaudit.cli.options import (
     output_option,
     step_range,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def replay(
@@ -55,8 +55,8 @@ def replay(
     del quiet, verbose
     from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
     from tokenaudit.cli.output import check_outputs, emit
-    from tokenaudit.result import select_steps
-    from tokenaudit.session import replay_log
+    from tokenaudit.replay.result import select_steps
+    from tokenaudit.replay.session import replay_log
 
     selected = step_range("--steps", steps)
     outputs = output or []

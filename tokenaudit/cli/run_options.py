@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenaudit.cache import DigestCache
-from tokenaudit.errors import Problem, UsageError
-from tokenaudit.prompt_order import PromptOrder
-from tokenaudit.timeline import TimelineKind
+from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.log.cache import DigestCache
+from tokenaudit.replay.request import PromptOrder, TimelineKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

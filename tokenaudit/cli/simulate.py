@@ -25,7 +25,7 @@ from tokenaudit.cli.options import (
     output_option,
     step_range,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 CANNOT_GO_ON = 1
 """Exit code of a run that ended before its last step."""
@@ -83,9 +83,9 @@ def simulate(
     del quiet, verbose
     from tokenaudit.cli.inputs import note_config
     from tokenaudit.cli.output import check_outputs, emit
-    from tokenaudit.files import replacing
-    from tokenaudit.result import select_steps
-    from tokenaudit.simulating import simulate_workload
+    from tokenaudit.contracts.files import replacing
+    from tokenaudit.replay.result import select_steps
+    from tokenaudit.simulate.session import simulate_workload
 
     selected = step_range("--show-steps", show_steps)
     outputs = output or []

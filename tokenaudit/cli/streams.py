@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.render.text import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tokenaudit.cli.options import (
     TokenTimeOption,
     VerboseOption,
 )
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def workload(
@@ -38,11 +38,11 @@ def workload(
     """Derive a workload from a log: one row per response with its length, token time, mask and marks."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs
-    from tokenaudit.files import replacing
-    from tokenaudit.log import is_workload
-    from tokenaudit.simulating import load_workload
-    from tokenaudit.simulation_notices import prompt_order_notices
-    from tokenaudit.workload import write_workload
+    from tokenaudit.contracts.files import replacing
+    from tokenaudit.log.files import is_workload
+    from tokenaudit.simulate.notices import prompt_order_notices
+    from tokenaudit.simulate.session import load_workload
+    from tokenaudit.simulate.workload import write_workload
 
     if output.suffix.lower() != ".parquet":
         raise UsageError(Problem("-o must name a .parquet file", str(output), "such as -o workload.parquet"))

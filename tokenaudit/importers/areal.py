@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import shown
+from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 _KEYS = frozenset({"task_id", "sample_idx", "seqlen", "prompt_len", "head_version"})
 _STATUS = {

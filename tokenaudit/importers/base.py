@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, shown
-from tokenaudit.log_writer import Row
-from tokenaudit.schema import DEFAULT_TASK
+from tokenaudit.contracts.errors import Problem, shown
+from tokenaudit.contracts.schema import DEFAULT_TASK
+from tokenaudit.log.writer import Row
 
 SHOWN_PROBLEMS = 20
 """Faults that are told one by one; the others are counted."""

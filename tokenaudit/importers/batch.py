@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, take_event
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 MAX_GROUP_TOKENS = 2**27
 """Tokens of all responses of a group, which is written at once; no group is that long, a crafted one is."""

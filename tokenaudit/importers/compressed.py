@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenaudit.errors import Problem
+from tokenaudit.contracts.errors import Problem
 
 _HEAD = 15
 _KINDS = (

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.errors import SourceError, shown
+from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.importers.fields import MAX_TOKENS
-from tokenaudit.pickled import Numbers, Record
-from tokenaudit.stored import Source, StoredText
-from tokenaudit.stored_arrays import StoredArray, TextArray
-from tokenaudit.torch_zip import TorchFile
+from tokenaudit.importers.pickles.arrays import StoredArray, TextArray
+from tokenaudit.importers.pickles.source import Source, StoredText
+from tokenaudit.importers.pickles.torch_file import TorchFile
+from tokenaudit.importers.pickles.values import Numbers, Record
 
 _HEAD = 1 << 16
 _TEXT = re.compile(rb"X([\x01-\x40])\x00\x00\x00|\x8c([\x01-\x40])")

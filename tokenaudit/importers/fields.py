@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import shown
+from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import FieldFault
-from tokenaudit.log import MAX_ROW_ELEMENTS
+from tokenaudit.log.files import MAX_ROW_ELEMENTS
 
 MAX_TOKENS = MAX_ROW_ELEMENTS
 """Longest response that is read; a crafted count could ask for any amount of memory."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenaudit import lines
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.compressed import compressed, first_compressed
 from tokenaudit.importers.dumps import first_texts
-from tokenaudit.lines import json_lines
+from tokenaudit.record import json_lines as lines
+from tokenaudit.record.json_lines import json_lines
 
 MAX_FILES = 1_000_000
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from tokenaudit import lines
-from tokenaudit.errors import Problem, SourceError, nearest_hint, shown
+from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
+from tokenaudit.contracts.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -24,8 +24,8 @@ from tokenaudit.importers.base import (
 from tokenaudit.importers.fields import int_list, number
 from tokenaudit.importers.files import Record, first_keys, json_records, unreadable
 from tokenaudit.importers.tables import parquet_rows
-from tokenaudit.log_writer import TOKEN_COLUMNS, Row
-from tokenaudit.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
+from tokenaudit.log.writer import TOKEN_COLUMNS, Row
+from tokenaudit.record import json_lines as lines
 
 COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 """Columns that a table may have; a log with version runs needs no import."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import bounded
 from tokenaudit.importers.dumps import (
@@ -26,8 +26,8 @@ from tokenaudit.importers.dumps import (
     scalar,
 )
 from tokenaudit.importers.fields import MAX_TOKENS, integer, number
-from tokenaudit.log_writer import Row
-from tokenaudit.stored import Source
+from tokenaudit.importers.pickles.source import Source
+from tokenaudit.log.writer import Row
 
 _LENGTHS = ("input_lengths", "length", "lengths")
 _REWARDS = ("rewards", "total_reward", "reward")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import shown
+from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.fields import int_list, integer, mapping, number, objects
 from tokenaudit.importers.files import json_records, number_in
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError, shown
+from tokenaudit.contracts.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Members
 from tokenaudit.importers.dumps import ROW_COST, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces
-from tokenaudit.log_writer import Row
-from tokenaudit.stored import Source
+from tokenaudit.importers.pickles.source import Source
+from tokenaudit.log.writer import Row
 
 _STATUS = {
     "completed": "completed",

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.fields import MAX_TOKENS
 

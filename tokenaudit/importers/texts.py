@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Batch, Prompts
 from tokenaudit.importers.fields import integer, length, number
 from tokenaudit.importers.files import json_documents, json_records, number_in
 from tokenaudit.importers.tables import parquet_rows
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 _LACKS = (Lack.DROPPED, Lack.VERSIONS, Lack.MASK)
 

@@ -12,7 +12,7 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, L
 from tokenaudit.importers.batch import Batch
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 _GROUPS, _RESPONSES = 1_000_000, 1_000
 """Groups of an iteration, and responses of a group, that ids have room for."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
 from tokenaudit.importers.batch import Members
 from tokenaudit.importers.dumps import (
@@ -24,7 +24,7 @@ from tokenaudit.importers.dumps import (
     scalar,
 )
 from tokenaudit.importers.fields import integer, length
-from tokenaudit.log_writer import Row
+from tokenaudit.log.writer import Row
 
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.errors import Problem, SourceError, shown
+from tokenaudit.contracts.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -40,9 +40,9 @@ from tokenaudit.importers.dumps import (
 )
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import number_in
+from tokenaudit.importers.pickles.source import Source
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log_writer import Row
-from tokenaudit.stored import Source
+from tokenaudit.log.writer import Row
 
 _STATUSES = frozenset(status.value for status in Status)
 

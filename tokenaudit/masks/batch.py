@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tokenaudit.columns import Bools, Int64s
+from tokenaudit.log.columns import Bools, Int64s
 
 Int8s = np.ndarray[Any, np.dtype[np.int8]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.numpy_backend import NumpyBackend
 

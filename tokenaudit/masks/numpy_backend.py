@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.columns import Int64s
+from tokenaudit.log.columns import Int64s
 from tokenaudit.masks.batch import MaskBatch, Masks
 
 

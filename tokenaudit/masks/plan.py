@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.columns import Bools, Int64s
-from tokenaudit.config import Config
-from tokenaudit.digest import Digest
-from tokenaudit.errors import Problem, UsageError
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.lifecycle.events import (
     Fate,
     GroupExpired,
@@ -23,10 +21,12 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.types import Response
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.digest import Digest
 from tokenaudit.masks.batch import Int32s, oldest_fresh_version
-from tokenaudit.replay import replay, run_tasks
-from tokenaudit.run_events import RunEvent, StepClosed
-from tokenaudit.timeline import TimelineKind
+from tokenaudit.replay.events import RunEvent, StepClosed
+from tokenaudit.replay.open_loop import replay, run_tasks
+from tokenaudit.replay.request import TimelineKind
 
 Held = dict[tuple[str, int], Sequence[Response]]
 """The members of every held group, by task and group id."""

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenaudit.cache import DigestCache
-from tokenaudit.config import resolved
-from tokenaudit.files import replacing
+from tokenaudit.config.loading import Settings
+from tokenaudit.config.sections import resolved
+from tokenaudit.contracts.files import replacing
+from tokenaudit.log.cache import DigestCache
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
-from tokenaudit.notices import quarantine_notices
-from tokenaudit.result import Notice
-from tokenaudit.session import Progress, load_log, no_collections, stage
-from tokenaudit.settings import Settings
-from tokenaudit.timeline import TimelineKind
+from tokenaudit.replay.notices import quarantine_notices
+from tokenaudit.replay.request import TimelineKind
+from tokenaudit.replay.result import Notice
+from tokenaudit.replay.session import Progress, load_log, no_collections, stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenaudit.columns import Int64s
+from tokenaudit.log.columns import Int64s
 from tokenaudit.masks.batch import ALWAYS_FRESH, MaskBatch, Masks
 
 MEMORY_SHARE = 0.25

@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit import metrics as m
-from tokenaudit.batches import map_batches
-from tokenaudit.columns import Bools, Int64s, Lists, bounded_spans, lists
-from tokenaudit.errors import LogError, Problem
-from tokenaudit.given_runs import given_runs
-from tokenaudit.log import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS, Log, LogBatch
-from tokenaudit.mask_runs import told_masks
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.schema import VERSION_RUNS
+from tokenaudit.log.batches import map_batches
+from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, lists
+from tokenaudit.log.files import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS, Log, LogBatch
+from tokenaudit.log.given_runs import given_runs
+from tokenaudit.log.mask_runs import told_masks
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
-from tokenaudit.schema import VERSION_RUNS
 
 META_KIND = "tokenaudit.kind"
 META_DEVICE = "tokenaudit.device"

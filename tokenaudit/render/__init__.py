@@ -1,1 +1,1 @@
-"""Results as text and files: pure functions of a result, which touch neither files nor terminals."""
+"""Results in, text and files' contents out: pure functions, which touch neither files nor terminals."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenaudit.audit.report import AuditReport
-from tokenaudit.audit.rules import Severity
+from tokenaudit.audit.rule import Severity
 from tokenaudit.render.annotations import MOST_ANNOTATIONS, annotation, job_text, more_annotation
 from tokenaudit.render.audit_table import render_audit
 from tokenaudit.render.audit_text import finding_text

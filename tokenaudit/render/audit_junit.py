@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from tokenaudit.audit.report import AuditReport, RuleRun
-from tokenaudit.audit.rules import Severity
+from tokenaudit.audit.rule import Severity
 from tokenaudit.render.audit_text import finding_text, title
 from tokenaudit.render.junit_suites import junit_text
 from tokenaudit.render.text import count_text, printable

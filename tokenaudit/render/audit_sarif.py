@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
-from tokenaudit.audit.rules import Rule, Severity
+from tokenaudit.audit.rule import Rule, Severity
 from tokenaudit.render.audit_text import finding_text
 from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
 

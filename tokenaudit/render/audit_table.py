@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.report import AuditReport
-from tokenaudit.audit.rules import Severity
+from tokenaudit.audit.rule import Severity
 from tokenaudit.render.audit_text import (
     caveat_lines,
     finding_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport, RuleRun
-from tokenaudit.audit.rules import Severity
+from tokenaudit.audit.rule import Severity
 from tokenaudit.render.text import count_text, printable
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 from tokenaudit import __version__
-from tokenaudit.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
-from tokenaudit.figures import Missing, Value
+from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
+from tokenaudit.compare.metric_values import Missing, Value
 from tokenaudit.render.gate_data import plain_number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.compare import Comparison
+from tokenaudit.compare.compare import Comparison
 from tokenaudit.render.diff_text import (
     CHANGE_HEADER,
     GROUP_HEADER,

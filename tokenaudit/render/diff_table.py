@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenaudit.compare import Comparison, Effect, FigureChange
+from tokenaudit.compare.compare import Comparison, Effect, FigureChange
 from tokenaudit.render.console import drawn
 from tokenaudit.render.diff_text import (
     CHANGE_HEADER,

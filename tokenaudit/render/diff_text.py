@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokenaudit.compare import Comparison, Effect, FigureChange, SettingChange, Side
-from tokenaudit.config_faults import shown
-from tokenaudit.figures import Missing
+from tokenaudit.compare.compare import Comparison, Effect, FigureChange, SettingChange, Side
+from tokenaudit.compare.metric_values import Missing
+from tokenaudit.config.faults import shown
 from tokenaudit.render.exact import apart, change_text, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tokenaudit.figures import Figure, Number, Value, is_percentage
+from tokenaudit.compare.metric_values import Figure, Number, Value, is_percentage
 from tokenaudit.render.text import NOTHING
 
 _MOST_DECIMALS = 40

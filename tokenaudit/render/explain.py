@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tokenaudit.audit.rules import Rule
-from tokenaudit.explain import Biography, Member, MemberFate, Moment, MomentKind
-from tokenaudit.explain_step import StepStory
+from tokenaudit.audit.rule import Rule
+from tokenaudit.explain.group import Biography, Member, MemberFate, Moment, MomentKind
+from tokenaudit.explain.step import StepStory
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.render.text import count_text, printable
 

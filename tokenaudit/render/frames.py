@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from tokenaudit.metrics import Metric, Total, Unit
-from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
+from tokenaudit.contracts.metrics import Metric, Total, Unit
+from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 
 _STEP, _TAIL = "step", "tail"
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.figures import Number
+from tokenaudit.compare.metric_values import Number
+from tokenaudit.gate.report import GATE_SCHEMA_VERSION, KIND_GATE, GateReport, Outcome, Spot, Verdict
+from tokenaudit.gate.rule import Level
 from tokenaudit.render.gate_text import details, label, statement
-from tokenaudit.rules import Level
-from tokenaudit.verdicts import GATE_SCHEMA_VERSION, KIND_GATE, GateReport, Outcome, Spot, Verdict
 
 
 def gate_json(report: GateReport) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tokenaudit.gate.report import GateReport
 from tokenaudit.render.gate_text import details, improvement_line, label, statement, summary, title
 from tokenaudit.render.markdown import inline, markdown_table
-from tokenaudit.verdicts import GateReport
 
 SUMMARY_BYTES = 2**20
 """What a job summary may hold."""

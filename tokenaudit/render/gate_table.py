@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from tokenaudit.gate.report import BY_DEFAULT, GateReport, Verdict
 from tokenaudit.render.console import drawn
 from tokenaudit.render.gate_text import details, improvement_line, label, statement, summary, title
 from tokenaudit.render.text import printable
-from tokenaudit.verdicts import BY_DEFAULT, GateReport, Verdict
 
 _STYLES = {"failed": "bold red", "not judged": "bold yellow", "warning": "yellow", "passed": "green"}
 

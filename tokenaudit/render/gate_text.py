@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tokenaudit.figures import Number
+from tokenaudit.compare.metric_values import Number
+from tokenaudit.gate.report import GateReport, Outcome, Spot, Verdict
+from tokenaudit.gate.rule import Level
 from tokenaudit.render.exact import apart, change_text, distance_text, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable
-from tokenaudit.rules import Level
-from tokenaudit.verdicts import GateReport, Outcome, Spot, Verdict
 
 
 def label(verdict: Verdict) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tokenaudit.gate.report import GateReport, Outcome, Verdict
+from tokenaudit.gate.rule import Level
 from tokenaudit.render.annotations import MOST_ANNOTATIONS, annotation, job_text, more_annotation
 from tokenaudit.render.gate_table import render_gate_table
 from tokenaudit.render.gate_text import details, improvement_line, statement
-from tokenaudit.rules import Level
-from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 _TITLE = "tokenaudit gate"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenaudit.import_log import Imports
 from tokenaudit.importers.base import Context, Importer
-from tokenaudit.log_writer import Row
+from tokenaudit.importers.write import Imports
+from tokenaudit.log.writer import Row
 from tokenaudit.render.text import count_text, printable
 
 

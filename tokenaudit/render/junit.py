@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from tokenaudit.gate.report import GateReport, Outcome, Verdict
+from tokenaudit.gate.rule import Level
 from tokenaudit.render.gate_text import details, label, statement, title
 from tokenaudit.render.junit_suites import junit_text
 from tokenaudit.render.text import printable
-from tokenaudit.rules import Level
-from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 _CLASS = "tokenaudit.gate"
 

@@ -20,7 +20,7 @@ from tokenaudit.render.summary import (
     verdict,
 )
 from tokenaudit.render.text import printable
-from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
 def render_markdown(result: Result, *, by_task: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.overview import Overview, Span
+from tokenaudit.log.overview import Overview, Span
 from tokenaudit.render.text import count_text, printable, share_text
 
 

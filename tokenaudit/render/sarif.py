@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenaudit.gate.report import GateReport, Outcome, Verdict
+from tokenaudit.gate.rule import Level
 from tokenaudit.render.gate_text import details, statement
 from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
 from tokenaudit.render.text import printable
-from tokenaudit.rules import Level
-from tokenaudit.verdicts import GateReport, Outcome, Verdict
 
 
 def render_sarif(report: GateReport, judged: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenaudit import metrics as m
-from tokenaudit.metrics import Metric, Total
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.metrics import Metric, Total
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text, value_text
-from tokenaudit.result import TASKS, TRAIN_STEP, Result, RowData
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 DROPPED_SHARE = "dropped share"
 """Column of dropped tokens in percent of the tokens produced in the same row."""

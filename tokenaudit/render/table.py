@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenaudit import metrics as m
+from tokenaudit.contracts import metrics as m
 from tokenaudit.render.console import drawn
 from tokenaudit.render.summary import (
     DROPPED_SHARE,
@@ -33,7 +33,7 @@ from tokenaudit.render.summary import (
     width_priority,
 )
 from tokenaudit.render.text import count_text, printable, share_text, sparkline, value_text
-from tokenaudit.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData, intervals_text
+from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData, intervals_text
 
 SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 
-from tokenaudit.metrics import Metric, Unit
+from tokenaudit.contracts.metrics import Metric, Unit
 
 NOTHING = "–"
 """Shown where there is no value."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tokenaudit.lifecycle.types import Response, Status
-from tokenaudit.run_events import RunEvent
+from tokenaudit.replay.events import RunEvent
 
 
 @dataclass(frozen=True, slots=True)

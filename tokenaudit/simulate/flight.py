@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tokenaudit.lifecycle.types import Response, Status, VersionRun, token_count
 from tokenaudit.simulate.prompts import Prompt
-from tokenaudit.workload import TaskWorkload
+from tokenaudit.simulate.workload import TaskWorkload
 
 
 class Flight:

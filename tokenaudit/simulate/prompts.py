@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason, StuckTaskReport
-from tokenaudit.workload import TaskWorkload
+from tokenaudit.simulate.workload import TaskWorkload
 
 _LARGEST_ID = 2**63 - 1
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.config import Config
+from tokenaudit.config.sections import Config
 from tokenaudit.simulate.colocated import run_colocated
 from tokenaudit.simulate.disaggregated import run_disaggregated
 from tokenaudit.simulate.entries import CannotGoOnError, SimulationEvent
 from tokenaudit.simulate.producer import Producer
 from tokenaudit.simulate.settings import RunSettings, run_settings
 from tokenaudit.simulate.trainer import Trainer
+from tokenaudit.simulate.workload import Workload
 from tokenaudit.simulate.world import World
-from tokenaudit.workload import Workload
 
 
 def simulate(workload: Workload, config: Config, max_concurrency: int | None = None) -> Iterator[SimulationEvent]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
-from tokenaudit import metrics as m
-from tokenaudit.config_model import TaskPolicy
+from tokenaudit.config.model import TaskPolicy
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.metrics import Metric
 from tokenaudit.lifecycle.events import GroupSampled
 from tokenaudit.lifecycle.members import Group, MadeMembers
 from tokenaudit.lifecycle.types import Response, Status, token_count
-from tokenaudit.metrics import Metric
-from tokenaudit.run_events import PutReconciled
+from tokenaudit.replay.events import PutReconciled
 from tokenaudit.simulate.entries import CannotGoOnError, PutEntry, SampleEntry, StuckReason, StuckTaskReport
 from tokenaudit.simulate.flight import Flight, Members
 from tokenaudit.simulate.prompts import Prompts
 from tokenaudit.simulate.state import RunState
-from tokenaudit.workload import TaskWorkload
+from tokenaudit.simulate.workload import TaskWorkload
 
 MAX_GROUPS_PER_STEP = 200_000
 """Groups a task may begin in one step: a run that asks for more is a mistake, and one that needs more doesn't end."""

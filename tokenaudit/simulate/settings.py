@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tokenaudit.config import Config, dotted, require_timeline, task_order, task_sizes
-from tokenaudit.config_model import Mode
-from tokenaudit.errors import ConfigError, Problem
+from tokenaudit.config.model import Mode
+from tokenaudit.config.sections import Config, dotted, require_timeline, task_order, task_sizes
+from tokenaudit.contracts.errors import ConfigError, Problem
 from tokenaudit.simulate.scheduling import MAX_GROUPS_PER_STEP
-from tokenaudit.workload import TaskWorkload, Workload
+from tokenaudit.simulate.workload import TaskWorkload, Workload
 
 MAX_STEPS = 1_000_000
 """Steps a simulation may have."""

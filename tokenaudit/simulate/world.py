@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tokenaudit import metrics as m
-from tokenaudit.config import Config
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.metrics import Metric
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
-from tokenaudit.metrics import Metric
-from tokenaudit.run_events import RunEnded, StepClosed
+from tokenaudit.replay.events import RunEnded, StepClosed
 from tokenaudit.simulate.engine import Engine
 from tokenaudit.simulate.entries import (
     CannotGoOnError,
@@ -24,7 +24,7 @@ from tokenaudit.simulate.flight import Flight
 from tokenaudit.simulate.meter import Meter
 from tokenaudit.simulate.scheduling import TaskScheduler
 from tokenaudit.simulate.state import RunState
-from tokenaudit.workload import Workload
+from tokenaudit.simulate.workload import Workload
 
 _LAST_INSTANT = 2**62
 

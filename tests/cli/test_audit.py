@@ -1,0 +1,249 @@
+"""The audit command: exit codes, selections, baselines, formats and hostile input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.builders import put, take, write_log
+from tests.conftest import SAMPLE
+from tokenaudit.audit.findings import MOST_KEPT
+from tokenaudit.render.annotations import MOST_ANNOTATIONS
+
+CONFIG = ("-s", "policy.max_staleness=3")
+
+
+def broken(folder: Path, count: int = 3, name: str = "log.parquet") -> Path:
+    """A log with an error and a warning per put."""
+    rows = [put(n, n, tokens=3, response_mask=[0, 0]) for n in range(count)]
+    return write_log(folder / name, rows)
+
+
+def test_the_sample_passes(run_cli):
+    ran = run_cli("audit", SAMPLE)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1].endswith("0 errors, 4 warnings, 1 info · 19 rules not run")
+    assert "  S015 S016 S017 S021: needs logprobs or train_logprobs" in ran.out
+    assert "L013 task code: 34.7 % of produced tokens (1,114,334 of 3,211,658) were dropped as stale" in ran.out
+
+
+def test_errors_fail_and_exit_zero_forgives_them(run_cli, tmp_path: Path):
+    path = broken(tmp_path)
+    assert run_cli("audit", path).code == 1
+    assert run_cli("audit", path, "--exit-zero").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "names"),
+    [
+        (("--select", "M"), 1, {"mask-length-mismatch"}),
+        (("--select", "m001"), 1, {"mask-length-mismatch"}),
+        (("--select", "group-singleton"), 0, {"group-singleton"}),
+        (("--ignore", "M001"), 0, {"group-singleton"}),
+        (("--select", "M", "--select", "G", "--ignore", "G"), 1, {"mask-length-mismatch"}),
+        (("--severity", "error"), 1, {"mask-length-mismatch"}),
+    ],
+)
+def test_rules_are_selected_by_code_beginning_or_name(
+    options: tuple[str, ...], code: int, names: set[str], run_cli, tmp_path: Path
+):
+    ran = run_cli("audit", broken(tmp_path), "--format", "json", *options)
+    assert ran.code == code
+    assert {finding["name"] for finding in json.loads(ran.out)["findings"]} == names
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--select", "M999"), "no audit rule is called 'M999'"),
+        (("--select", "Z"), "\n  hint: codes: G001 to G010, L001 to L024, M001 to M008, S001 to "),
+        (("--select", "v02"), "\n  hint: did you mean 'V012' or 'V002'? codes: "),
+        (("--ignore", "mask-lenght"), "no audit rule is called 'mask-lenght'"),
+        (("--select", "M001", "--ignore", "M"), "no rule is left"),
+        (("--baseline", "absent.json"), "can't read the baseline"),
+        (("-o", "report.pdf"), "can't tell a format"),
+    ],
+)
+def test_what_can_not_be_done_is_a_usage_error(options: tuple[str, ...], what: str, run_cli, tmp_path: Path):
+    ran = run_cli("audit", broken(tmp_path), *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert what in ran.err
+
+
+def test_only_findings_that_a_baseline_does_not_know_fail(run_cli, tmp_path: Path):
+    known, more = broken(tmp_path, 3), broken(tmp_path, 4, "more.parquet")
+    assert run_cli("audit", known, "-o", "known.json").code == 1
+    same = run_cli("audit", known, "--baseline", "known.json")
+    assert same.code == 0
+    assert "0 new errors" in same.out
+    assert "(known)" in same.out
+    grown = run_cli("audit", more, "--baseline", "known.json", "--format", "json")
+    assert grown.code == 1
+    data = json.loads(grown.out)
+    assert data["new_counts"]["error"] == 1
+    assert [f["group_id"] for f in data["findings"] if f["is_new"] and f["severity"] == "error"] == [3]
+    assert run_cli("audit", known, "--baseline", "known.json").code == 0
+
+
+def test_a_second_equal_finding_is_new(run_cli, tmp_path: Path):
+    once = write_log(tmp_path / "once.parquet", [put(1, 1, prior_len=9), put(2, 2)])
+    twice = write_log(tmp_path / "twice.parquet", [put(1, 1, prior_len=9), put(1, 1, prior_len=9), put(2, 2)])
+    assert run_cli("audit", once, "-o", "once.json").code == 1
+    assert run_cli("audit", twice, "--baseline", "once.json").code == 1
+
+
+def test_a_baseline_that_is_a_pipe_is_refused(run_cli, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.json")
+    ran = run_cli("audit", broken(tmp_path), "--baseline", "pipe.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "can't read the baseline: not a regular file" in ran.err
+
+
+@pytest.mark.parametrize("options", [(), ("--select", "V"), ("--ignore", "S001"), ("--severity", "warning")])
+def test_a_log_without_puts_is_never_green_whatever_rules_are_asked_for(options: tuple[str, ...], run_cli, tmp_path):
+    path = write_log(tmp_path / "takes.parquet", [take(n, n) for n in range(1, 4)])
+    ran = run_cli("audit", path, *options)
+    assert ran.code == 2
+    assert "nothing was audited" in ran.out
+
+
+def test_rules_that_had_nothing_to_look_at_are_no_verdict(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1), take(2, 1)])
+    assert run_cli("audit", path, *CONFIG, "--select", "L005").code == 2
+    assert run_cli("audit", path, *CONFIG, "--select", "L005", "--select", "L002").code == 0
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "tokenaudit.audit", "schema_version": 9}',
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}',
+                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [], '
+                                     '"rules": [{"name": "x", "counts": {"error": Infinity}}]}'])  # fmt: skip
+def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Path):
+    (tmp_path / "base.json").write_text(content)
+    ran = run_cli("audit", broken(tmp_path), "--baseline", "base.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "baseline" in ran.err
+
+
+def test_findings_beyond_those_listed_are_counted(run_cli, tmp_path: Path):
+    ran = run_cli("audit", broken(tmp_path, 70), "--max-findings", "5")
+    assert ran.out.count("M001 task default") == 5
+    assert "… 135 more findings not listed" in ran.out
+    assert run_cli("audit", broken(tmp_path, 70), "--max-findings", "0").out.count("M001 task default") == 0
+
+
+def test_when_every_row_is_faulty_all_are_counted_and_some_kept(run_cli, tmp_path: Path):
+    path = broken(tmp_path, MOST_KEPT + 5)
+    ran = run_cli("audit", path, "--select", "M001", "-o", "many.json")
+    assert ran.code == 1
+    data = json.loads((tmp_path / "many.json").read_text())
+    assert (data["counts"]["error"], len(data["findings"])) == (MOST_KEPT + 5, MOST_KEPT)
+    assert run_cli("audit", path, "--select", "M001", "--baseline", "many.json").code == 0
+    worse = broken(tmp_path, MOST_KEPT + 6, "worse.parquet")
+    assert run_cli("audit", worse, "--select", "M001", "--baseline", "many.json").code == 1
+
+
+def test_a_rule_without_its_columns_is_not_run_and_never_passed(run_cli, tmp_path: Path):
+    data = json.loads(run_cli("audit", broken(tmp_path), "--format", "json", *CONFIG).out)
+    rules = {rule["name"]: rule for rule in data["rules"]}
+    assert not rules["padding-trained"]["ran"]
+    assert rules["padding-trained"]["missing"] == ["response_ids"]
+    assert rules["mask-length-mismatch"]["checked"] == 3
+    assert not rules["stale-token-trained"]["ran"]
+
+
+def test_without_a_config_the_lifecycle_is_not_judged(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)])
+    ran = run_cli("audit", path, "--isolated")
+    assert "no replay: no config is known" in ran.out
+    assert "no replay" not in run_cli("audit", path, "--isolated", *CONFIG).out
+
+
+def test_a_log_that_replay_refuses_is_audited_all_the_same(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, None) | {"event": "drop"}, put(2, 2, response_mask=[1])])
+    ran = run_cli("audit", path, *CONFIG)
+    assert ran.code == 1
+    assert "S007 step 1, event 1: unknown event 'drop'" in ran.out
+    assert "M001 task default, group 2" in ran.out
+    assert "note: no replay: unknown event 'drop'" in ran.out
+
+
+def test_what_the_findings_do_not_stand_on_is_told(run_cli, tmp_path: Path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    write_log(folder / "0.parquet", [put(1, 1, response_mask=[1]), put(2, 2), take(3)])
+    (folder / "1.parquet").write_bytes(b"PAR1")
+    out = run_cli("audit", folder, *CONFIG).out
+    assert "the replay leaves out 1 group with structural faults" in out
+    assert "1 file could not be read, so groups and batches may only seem incomplete" in out
+
+
+def test_csv_holds_every_finding(run_cli, tmp_path: Path):
+    rows = list(csv.DictReader(run_cli("audit", broken(tmp_path), "--format", "csv").out.splitlines()))
+    assert len(rows) == 6
+    assert rows[0]["message"] == "2 mask values for 3 tokens; the last 1 have no verdict"
+
+
+def test_markdown_tells_rules_and_findings(run_cli, tmp_path: Path):
+    text = run_cli("audit", broken(tmp_path), "--format", "markdown").out
+    assert "| M001 mask-length-mismatch" in text
+    assert "- error M001 task default, group 0, rollout 0, put 1: 2 mask values for 3 tokens" in text
+
+
+def test_junit_has_a_case_per_rule(run_cli, tmp_path: Path):
+    root = ET.fromstring(run_cli("audit", broken(tmp_path), "--format", "junit").out)
+    cases = {case.attrib["name"].split()[1]: case for case in root.iter("testcase")}
+    assert root.attrib["failures"] == "1"
+    assert cases["mask-length-mismatch"].find("failure") is not None
+    assert cases["padding-trained"].find("skipped") is not None
+    assert cases["group-singleton"].find("system-out") is not None
+    assert len(list(cases["version-missing"])) == 0
+
+
+def test_sarif_places_findings_at_the_log_and_knows_them_again(run_cli, tmp_path: Path):
+    path = broken(tmp_path)
+    (run,) = json.loads(run_cli("audit", path, "--format", "sarif").out)["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == path.as_posix()
+    prints = [result["partialFingerprints"]["finding/v1"] for result in run["results"]]
+    assert len(set(prints)) == len(prints) == 6
+
+
+def test_no_name_from_a_log_becomes_a_link_or_a_placeholder_in_sarif(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1, task_name="[a](b){0}", response_mask=[0])])
+    (run,) = json.loads(run_cli("audit", path, "--format", "sarif").out)["runs"]
+    texts = [result["message"]["text"] for result in run["results"] if "(b)" in result["message"]["text"]]
+    assert texts
+    assert all("\\[a\\](b){{0}}" in text for text in texts)
+
+
+def test_github_annotations_are_few_and_say_how_many_more(run_cli, tmp_path: Path):
+    lines = run_cli("audit", broken(tmp_path, 12), "--format", "github").out.splitlines()
+    errors = [line for line in lines if line.startswith("::error")]
+    assert len(errors) == MOST_ANNOTATIONS + 1
+    assert errors[0].startswith(f"::error file={tmp_path}/log.parquet,title=M001 mask-length-mismatch::task default")
+    assert errors[-1] == "::error title=tokenaudit audit::3 more findings in the log of this step"
+
+
+@pytest.mark.parametrize("format_", ["table", "json", "csv", "markdown", "junit", "sarif", "github"])
+def test_names_from_a_log_are_shown_harmlessly(format_: str, run_cli, tmp_path: Path):
+    evil = "a\x1b[31m|\n::error::<b>%"
+    path = write_log(tmp_path / "log.parquet", [put(1, 1, task_name=evil, response_mask=[0])])
+    ran = run_cli("audit", path, "--format", format_)
+    assert ran.code == 1
+    assert "\x1b" not in ran.out
+    assert not any(line.lstrip().startswith("::error::<b>") for line in ran.out.splitlines())
+    if format_ in ("json", "sarif"):
+        json.loads(ran.out)
+
+
+def test_all_files_are_written_at_once(run_cli, tmp_path: Path):
+    names = ("a.json", "a.csv", "a.md", "a.txt", "a.xml", "a.sarif")
+    run_cli("audit", broken(tmp_path), *(part for name in names for part in ("-o", name)))
+    assert all((tmp_path / name).stat().st_size > 100 for name in names)

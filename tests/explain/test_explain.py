@@ -1,0 +1,206 @@
+"""The life of a group, a step and a rule, told from a replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import make_digest, put, refresh, sample, take, write_log
+from tests.conftest import SAMPLE
+from tokenaudit.config.sections import Config, parse_config
+from tokenaudit.contracts.errors import UsageError
+from tokenaudit.explain.group import Biography, MemberFate, Moment, MomentKind, biography
+from tokenaudit.explain.step import step_story
+from tokenaudit.render.explain import render_biography, render_step
+
+EXPECTED = Path(__file__).parent.parent / "outputs" / "explained"
+
+
+def config(trigger: int = 0, **policy: object) -> Config:
+    values = {"max_staleness": 2, "tail_batch_trigger_size": trigger} | policy
+    return parse_config({"policy": values, "timeline": {"train_batch_size": 1}}, "test")
+
+
+def life(rows: list[dict], trigger: int = 0, group_id: int = 1, **policy: object) -> Biography:
+    return biography(make_digest(rows), config(trigger, **policy), "default", group_id)
+
+
+def kinds(told: Biography) -> list[tuple[int | None, MomentKind]]:
+    return [(moment.train_step, moment.kind) for moment in told.moments]
+
+
+def only(told: Biography, kind: MomentKind) -> Moment:
+    (moment,) = (moment for moment in told.moments if moment.kind is kind)
+    return moment
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPECTED.glob("*.txt")))
+def test_the_sample_is_told_as_before(name: str, run_cli):
+    what, _, which = name.partition("-")
+    ran = run_cli("explain", SAMPLE, f"--{what}", which.replace("-", "/"), "--isolated")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (EXPECTED / f"{name}.txt").read_text()
+
+
+def test_a_group_that_waits_ages_and_expires_on_its_last_day():
+    told = life([put(1, 1), refresh(2, 2), refresh(3, 3), take(4, 3, 0), refresh(5, 4), sample(6, 1, "expired")])
+    assert kinds(told) == [
+        (1, MomentKind.PUT),
+        (2, MomentKind.WAITED),
+        (3, MomentKind.WAITED),
+        (4, MomentKind.EXPIRED),
+        (None, MomentKind.SAMPLED),
+    ]
+    assert [moment.expires_at for moment in told.moments[:3]] == [4, 4, 4]
+    expired = told.moments[3]
+    assert (expired.fixed_at, expired.last_chance) == (1, 3)
+    assert [(member.age, member.fate, member.tokens) for member in expired.members] == [(3, MemberFate.RESET, 4)]
+    assert told.ending == "in generation"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "fates", "ending"),
+    [
+        (0, [MemberFate.RESET, MemberFate.KEPT], "held as expired with 3 tokens"),
+        (-1, [MemberFate.STALE_LOST, MemberFate.FRESH_LOST], "discarded as expired"),
+    ],
+)
+def test_mates_are_kept_or_lost(trigger: int, fates: list[MemberFate], ending: str):
+    rows = [put(1, 1, 10, tokens=5), put(1, 1, 11, tokens=3, response_model_steps=[1] * 3), refresh(2, 4)]
+    told = life(rows, trigger)
+    assert [member.fate for member in only(told, MomentKind.EXPIRED).members] == fates
+    assert told.ending == ending
+
+
+def test_further_members_expire_while_the_group_waits():
+    rows = [put(1, 1, 10), put(1, 1, 11, response_model_steps=[1] * 4), refresh(2, 4), refresh(3, 5)]
+    told = life(rows)
+    assert kinds(told)[1:] == [(4, MomentKind.EXPIRED), (5, MomentKind.MORE_EXPIRED)]
+    assert [member.rollout_id for member in told.moments[2].members] == [11]
+
+
+def test_puts_and_samples_that_this_config_does_not_follow_are_told():
+    told = life([put(1, 1), sample(2, 1, "expired"), put(3, 1, tokens=6), take(4, 1), put(5, 1), sample(6, 1)])
+    assert kinds(told) == [
+        (1, MomentKind.PUT),
+        (None, MomentKind.NOT_SAMPLED),
+        (1, MomentKind.SKIPPED),
+        (1, MomentKind.TAKEN),
+        (1, MomentKind.SKIPPED),
+        (None, MomentKind.NOT_SAMPLED),
+    ]
+    details = [moment.detail for moment in told.moments]
+    assert details[1] == "it waits as completed"
+    assert details[2] == "it waits as completed; 6 tokens avoided"
+    assert details[4] == "it was taken before; 4 tokens avoided"
+    assert details[5] == "it is not held"
+    assert told.ending == "taken at step 1"
+
+
+def test_a_rejected_group_and_tokens_not_continued_are_told():
+    told = life([put(1, 1, status="aborted"), sample(2, 1), put(3, 1, status="failed")])
+    assert kinds(told)[-1] == (1, MomentKind.REJECTED)
+    assert only(told, MomentKind.REJECTED).detail == "as failed"
+    assert [moment.restarted_tokens for moment in told.moments if moment.kind is MomentKind.PUT] == [0, 4]
+    assert "4 held tokens not continued" in render_biography(told)
+    assert told.ending == "discarded as failed"
+
+
+def test_the_mask_at_the_take_is_drawn_run_by_run():
+    versions, mask = [0] * 10 + [1] * 10, [1] * 15 + [0] * 5
+    row = put(1, 1, tokens=20, train_step=2, response_model_steps=versions, response_mask=mask)
+    told = life([row, take(2, 2)], max_token_staleness=0)
+    text = render_biography(told)
+    assert "▒" * 20 + "█" * 10 + "·" * 10 in text
+    assert "s" * 20 + "#" * 10 + "." * 10 in render_biography(told, unicode=False)
+    assert only(told, MomentKind.TAKEN).members[0].fate is MemberFate.TRAINED
+
+
+def test_a_simulated_timeline_is_told_too():
+    told = life([put(1, 1, status="aborted"), put(2, 2, train_step=4, model_step=3)])
+    assert (1, MomentKind.WAITED) not in kinds(told)
+    assert kinds(told) == [
+        (1, MomentKind.PUT), (2, MomentKind.WAITED), (3, MomentKind.WAITED), (4, MomentKind.EXPIRED)
+    ]  # fmt: skip
+
+
+def test_a_step_tells_who_was_taken_expired_and_waits():
+    rows = [
+        put(1, 1), put(2, 2), put(3, 3, status="aborted", train_step=2, model_step=1), refresh(4, 4), take(5, 4, 2),
+        put(6, 4, train_step=5, model_step=3), put(7, 5, train_step=5, model_step=4), take(8, 5, 1),
+    ]  # fmt: skip
+    digest = make_digest(rows)
+    story = step_story(digest, config(), 4)
+    assert [event.group_id for event in story.expired] == [1, 2]
+    assert (story.taken, story.asked, story.puts) == ((), {"default": 2}, {"default": 3})
+    assert [(group.group_id, group.status, group.expires_at) for group in story.waiting] == [
+        (3, "aborted", 5), (1, "expired", None), (2, "expired", None)
+    ]  # fmt: skip
+    second = step_story(digest, config(), 5)
+    assert [(group.group_id, group.age, group.trained) for group in second.taken] == [(4, 1, 4)]
+    assert "group 4: staleness 1, 4 tokens, 4 trained, 0 masked as stale" in render_step(second)
+    with pytest.raises(UsageError, match="no step 9"):
+        step_story(digest, config(), 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--group", "math/99999"), "never puts group 99999 of task 'math'"),
+        (("--group", "maths/1"), "no task 'maths'"),
+        (("--group", "12"), "names no task"),
+        (("--group", "math/x"), "names no group"),
+        (("--step", "99"), "no step 99"),
+        (("--group", "math/1", "--step", "1"), "exclude each other"),
+        ((), "nothing to explain"),
+    ],
+)
+def test_what_can_not_be_told_is_a_usage_error(arguments: tuple[str, ...], what: str, run_cli):
+    ran = run_cli("explain", SAMPLE, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert what in ran.err
+
+
+@pytest.mark.parametrize(
+    ("group", "hint"),
+    [
+        ("code/30", "its groups have ids from -4 to 70; near: 7 and 70"),
+        ("code/99", "its groups have ids from -4 to 70; near: 70"),
+        ("code/-9", "its groups have ids from -4 to 70; near: -4"),
+        ("code/12", "did you mean math/12?"),
+        ("cod/7", "did you mean 'code'?"),
+    ],
+)
+def test_a_group_that_is_not_there_names_what_is_near(group: str, hint: str, run_cli, tmp_path: Path):
+    rows = [put(n, group_id, task_name="code") for n, group_id in enumerate((-4, 7, 70))]
+    path = write_log(tmp_path / "log.parquet", [*rows, put(9, 12, task_name="math")])
+    ran = run_cli("explain", path, "--group", group, "-s", "timeline.train_batch_size=1")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"hint: {hint}" in ran.err
+
+
+def test_the_task_may_be_left_out_where_there_is_one(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 7), take(2)])
+    assert "task default, group 7" in run_cli("explain", path, "--group", "7").out
+
+
+@pytest.mark.parametrize("name", ["M003", "m003", "mask-retracted"])
+def test_a_rule_is_told_by_code_or_name(name: str, run_cli):
+    ran = run_cli("explain", name)
+    assert ran.code == 0
+    assert ran.out.startswith("M003 mask-retracted (warning)\n  what: Fresh tokens")
+    assert "needs: response_mask" in ran.out
+
+
+def test_an_unknown_rule_names_the_nearest(run_cli):
+    ran = run_cli("explain", "mask-retractd")
+    assert ran.code == 2
+    assert "did you mean 'mask-retracted'?" in ran.err
+
+
+def test_names_from_a_log_are_shown_harmlessly(run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 7, task_name="ma\x1b[31mth"), take(2, task_name="ma\x1b[31mth")])
+    ran = run_cli("explain", path, "--group", "7")
+    assert "\x1b" not in ran.out
+    assert "ma\\x1b[31mth" in ran.out

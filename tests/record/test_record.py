@@ -1,0 +1,433 @@
+"""The recorder: what is put comes back, in order, whatever happens to the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.record.recorder_kill import LOSS_BOUND, RESPONSES, TOKENS
+from tokenaudit import Recorder, replay_log
+from tokenaudit.contracts.errors import ConfigError, RecordError
+from tokenaudit.contracts.schema import META_CONFIG, META_SOURCE
+from tokenaudit.log import writer as writer
+from tokenaudit.record.event_rows import RESPONSE_COLUMNS
+from tokenaudit.record.recorder import WhenFull
+
+GOLDEN = sorted((ROOT / "tests" / "golden").iterdir())
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for part in sorted(folder.glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
+
+
+def record_rows(recorder: Recorder, rows: list[dict[str, Any]]) -> None:
+    """Hand the rows of a log to a recorder, event by event."""
+    for _, event in groupby(rows, key=lambda row: row["event_id"]):
+        group = list(event)
+        first = group[0]
+        shared = {"task_name": first["task_name"] or "default", "time_us": first["time_us"]}
+        if first["event"] == "put":
+            responses = [{name: row.get(name) for name in RESPONSE_COLUMNS} for row in group]
+            shared |= {"group_id": first["group_id"], "train_step": first["train_step"]}
+            recorder.put(responses, model_step=first["model_step"], **shared)
+        elif first["event"] == "sample":
+            recorder.sample(first["group_id"], first["status"], **shared)
+        elif first["event"] == "take":
+            recorder.take(first["train_step"], first["batch_size"], **shared)
+        elif first["event"] == "sync":
+            recorder.sync(first["train_step"], first["model_step"], time_us=first["time_us"])
+        else:
+            recorder.refresh(first["train_step"], time_us=first["time_us"])
+
+
+@pytest.mark.parametrize(
+    ("case", "token_columns"),
+    [
+        *(pytest.param(case, False, id=f"{case.name}-runs") for case in GOLDEN),
+        *(pytest.param(case, True, id=f"{case.name}-tokens") for case in GOLDEN[::5]),
+    ],
+)
+def test_a_golden_log_recorded_again_gives_equal_rows(case: Path, token_columns: bool, tmp_path: Path):
+    with Recorder(tmp_path / "log", case / "config.toml", token_columns=token_columns, seal_rows=40) as recorder:
+        record_rows(recorder, pq.read_table(case / "log.parquet").to_pylist())
+    expected = replay_log(case / "log.parquet", config_path=case / "config.toml", with_groups=True).result
+    again = replay_log(tmp_path / "log", isolated=True, with_groups=True).result
+    assert again.steps == expected.steps
+    assert (again.tail, again.totals, again.ledger) == (expected.tail, expected.totals, expected.ledger)
+
+
+def test_killed_recorders_leave_whole_parts_in_order_and_lose_only_what_was_promised(tmp_path: Path):
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests" / "recorder_kill.py", tmp_path, "50", "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    accepted = [int(line) for line in ran.stdout.split()]
+    assert len(accepted) == 50
+    sealed = []
+    for number, count in enumerate(accepted):
+        folder = tmp_path / f"run{number:02}"
+        rows = rows_of(folder)
+        events = len(rows) // RESPONSES
+        sealed.append(events)
+        assert [row["event_id"] for row in rows] == [1 + index // RESPONSES for index in range(len(rows))]
+        assert all(row["response_model_steps"] == [row["event_id"]] * TOKENS for row in rows)
+        assert count - events <= LOSS_BOUND
+        names = sorted(part.name for part in folder.glob("*.parquet"))
+        assert names == [f"part-{index:06}.parquet" for index in range(1, len(names) + 1)]
+    assert sum(events > 0 for events in sealed) > 10
+
+
+def test_a_run_goes_on_behind_a_killed_one(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recorder.put([{"rollout_id": 1, "response_len": 3}], group_id=1, train_step=1, model_step=0)
+    (tmp_path / ".part-000002.parquet.tmp").write_bytes(b"half a part")
+    with Recorder(tmp_path, append=True) as recorder:
+        recorder.take(1, 1)
+    assert [(row["event_id"], row["event"]) for row in rows_of(tmp_path)] == [(1, "put"), (2, "take")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-000001.parquet", "part-000002.parquet"]
+
+
+def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
+    Recorder(tmp_path).close()
+    with Recorder(tmp_path) as recorder:
+        recorder.refresh(1)
+    with pytest.raises(RecordError, match="already holds 1 Parquet file"):
+        Recorder(tmp_path)
+    with Recorder(tmp_path, force=True) as recorder:
+        recorder.refresh(2)
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
+    (tmp_path / "theirs.parquet").write_bytes(b"")
+    for option in ("append", "force"):
+        with pytest.raises(RecordError, match=r"theirs\.parquet"):
+            Recorder(tmp_path, **{option: True})
+    assert (tmp_path / "part-000001.parquet").exists()
+
+
+def test_two_recorders_in_one_folder_are_noticed_and_overwrite_nothing(tmp_path: Path):
+    first = Recorder(tmp_path, append=True)
+    second = Recorder(tmp_path, append=True)
+    first.refresh(1)
+    first.close()
+    second.refresh(2)
+    with pytest.raises(RecordError, match=r"part-000001.parquet is there already: another recorder writes"):
+        second.close()
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
+def test_rows_that_wait_are_sealed_after_a_while(tmp_path: Path):
+    recorder = Recorder(tmp_path, seal_seconds=0.05)
+    recorder.refresh(1)
+    deadline = time.monotonic() + 10
+    while recorder.sealed_events == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(rows_of(tmp_path)) == 1
+    recorder.close()
+
+
+def test_a_process_that_ends_without_closing_loses_nothing(tmp_path: Path):
+    code = f"import tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\nr.refresh(1)\nr.take(1, 2)\n"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert [row["event"] for row in rows_of(tmp_path)] == ["refresh", "take"]
+
+
+def test_threads_and_coroutines_may_share_a_recorder(tmp_path: Path):
+    async def puts(recorder: Recorder, task_name: str) -> None:
+        for number in range(50):
+            recorder.put(
+                [{"rollout_id": number, "response_len": 1}], group_id=number, train_step=1, task_name=task_name
+            )
+            await asyncio.sleep(0)
+
+    async def both(recorder: Recorder, names: tuple[str, str]) -> None:
+        await asyncio.gather(*(puts(recorder, name) for name in names))
+
+    with Recorder(tmp_path, seal_rows=7) as recorder:
+        threads = [threading.Thread(target=asyncio.run, args=(both(recorder, pair),)) for pair in ("ab", "cd")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    rows = rows_of(tmp_path)
+    assert [row["event_id"] for row in rows] == list(range(1, 201))
+    for name in "abcd":
+        assert [row["group_id"] for row in rows if row["task_name"] == name] == list(range(50))
+
+
+def test_lists_are_copied_at_once(tmp_path: Path):
+    steps, mask = [3, 3], np.array([1, 0])
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        recorder.put(
+            [{"rollout_id": 1, "response_model_steps": steps, "response_mask": mask}], group_id=1, train_step=5
+        )
+        steps.append(9)
+        mask[0] = 7
+    (row,) = rows_of(tmp_path)
+    assert (row["response_model_steps"], row["response_mask"], row["response_len"]) == ([3, 3], [1, 0], 2)
+
+
+def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: WhenFull) -> tuple[Recorder, threading.Event]:
+    """A recorder with room for two events whose disk hangs until the event is set."""
+    go_on = threading.Event()
+    seal = writer.seal
+
+    def slow(table: Any, path: Path) -> None:
+        go_on.wait(10)
+        seal(table, path)
+
+    monkeypatch.setattr("tokenaudit.record.part_files.seal", slow)
+    recorder = Recorder(tmp_path, when_full=when_full, queue_elements=2 * 64, seal_rows=1)
+    recorder.refresh(0)
+    while recorder._queued:
+        time.sleep(0.001)
+    recorder.refresh(1)
+    recorder.refresh(2)
+    return recorder, go_on
+
+
+def test_a_full_queue_makes_the_caller_wait_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recorder, go_on = stalled(tmp_path, monkeypatch, WhenFull.BLOCK)
+    caller = threading.Thread(target=recorder.refresh, args=(3,))
+    caller.start()
+    caller.join(0.1)
+    assert caller.is_alive()
+    go_on.set()
+    caller.join(10)
+    recorder.close()
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_full_queue_may_drop_and_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recorder, go_on = stalled(tmp_path, monkeypatch, WhenFull.DROP)
+    recorder.refresh(3)
+    recorder.refresh(4)
+    assert recorder.dropped_events == 2
+    go_on.set()
+    while recorder.sealed_events < 3:
+        time.sleep(0.001)
+    recorder.put([{"rollout_id": 1, "response_len": 2}], group_id=1, train_step=5, model_step=4)
+    with pytest.warns(RuntimeWarning, match="dropped 2 events"):
+        recorder.close()
+    assert [row["event_id"] for row in rows_of(tmp_path)] == [1, 2, 3, 6]
+    result = replay_log(tmp_path, isolated=True).result
+    assert "the recorder dropped 2 events because its queue was full" in [notice.message for notice in result.warnings]
+
+
+def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failing = threading.Event()
+    failing.set()
+    seal = writer.seal
+
+    def broken(table: Any, path: Path) -> None:
+        if failing.is_set():
+            raise OSError("no space left")
+        seal(table, path)
+
+    monkeypatch.setattr("tokenaudit.record.part_files.seal", broken)
+    monkeypatch.setattr("tokenaudit.record.recorder._RETRY_SECONDS", 0.01)
+    recorder = Recorder(tmp_path, seal_rows=1)
+    recorder.refresh(1)
+    while not recorder.is_failed:
+        time.sleep(0.001)
+    with pytest.raises(RecordError, match="no space left"):
+        recorder.refresh(2)
+    failing.clear()
+    while recorder.is_failed:
+        time.sleep(0.001)
+    recorder.refresh(3)
+    recorder.close()
+    assert [(row["event_id"], row["train_step"]) for row in rows_of(tmp_path)] == [(1, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ({"response_len": 3}, "rollout_id is missing"),
+        ({"rollout_id": 1}, "nothing tells the length"),
+        ({"rollout_id": 1, "response_len": 3, "rewards": 1.0}, "'rewards' is nothing a response tells"),
+        ({"rollout_id": 1, "response_len": -1}, "response_len is -1"),
+        ({"rollout_id": 1, "response_len": True}, "response_len is True"),
+        ({"rollout_id": "one", "response_len": 1}, "rollout_id is 'one'"),
+        ({"rollout_id": 1, "response_len": 1, "status": "done"}, "unknown status 'done'"),
+        ({"rollout_id": 1, "response_len": 2, "response_mask": [1]}, "1 mask entries for 2 tokens"),
+        ({"rollout_id": 1, "response_len": 1, "response_model_steps": [1, 1]}, "2 versions for 1 tokens"),
+        (
+            {"rollout_id": 1, "response_len": 2, "response_model_steps": [1]},
+            "1 versions for 2 tokens and no model_step",
+        ),
+        ({"rollout_id": 1, "response_len": 2, "prior_len": 3}, "prior_len is 3 for 2 tokens"),
+        ({"rollout_id": 1, "response_len": 1, "reward": "good"}, "reward is 'good'"),
+        ({"rollout_id": 1, "response_len": 1, "agentic": 1}, "agentic is 1"),
+        ({"rollout_id": 1, "response_len": 1, "reward": 10**400}, "reward is 1000"),
+        ({"rollout_id": 1, "response_len": 10**5000}, "response_len is int"),
+        ({"rollout_id": 1, "response_len": 1, "status": np.array([1, 2])}, "unknown status array"),
+        ({"rollout_id": 1, "response_len": 1, "finish_reason": "\ud800"}, r"finish_reason is '\\ud800'"),
+        ({"rollout_id": 1, "response_len": 1, 7: 1}, "7 is nothing a response tells"),
+        ({"rollout_id": 1, "response_len": 1, "logprobs": torch.zeros(1, device="meta")}, "logprobs can't be copied"),
+    ],
+)
+def test_a_response_that_makes_no_sense_is_refused_at_the_put(response: dict, message: str, tmp_path: Path):
+    with Recorder(tmp_path / "log") as recorder, pytest.raises(RecordError, match=message):
+        recorder.put([response], group_id=1, train_step=1)
+    assert rows_of(tmp_path / "log") == []
+
+
+@pytest.mark.parametrize("group", [None, {"rollout_id": 1}, [None], [7], "ab", np.array([1, 2]), iter([{}])])
+def test_what_is_no_list_of_mappings_is_refused_at_the_put(group: Any, tmp_path: Path):
+    with Recorder(tmp_path) as recorder, pytest.raises(RecordError, match="the responses are"):
+        recorder.put(group, group_id=1, train_step=1)
+
+
+@pytest.mark.parametrize("token_columns", [False, True])
+def test_no_value_keeps_the_other_events_of_its_part_from_being_written(token_columns: bool, tmp_path: Path):
+    recorder = Recorder(tmp_path, token_columns=token_columns)
+    response = {"rollout_id": 1, "response_len": 2}
+    for task in ("\ud800", "\udc80"):
+        with pytest.raises(RecordError, match="task_name is"):
+            recorder.put([response], group_id=1, train_step=1, task_name=task)
+        with pytest.raises(RecordError, match="task_name is"):
+            recorder.sample(1, "aborted", task_name=task)
+    names = ("response_ids", "response_mask", "trained_mask", "logprobs")
+    flawed = [{name: [[1, 2], [3, 4]]} for name in names] + [{"logprobs": [1j, 2]}, {"response_mask": [0.5, 1]}]
+    for values in flawed:
+        recorder.put([response | values], group_id=1, train_step=1, model_step=0)
+    rewards = [np.float16(1), np.int64(2), 3, np.longdouble(4), 2**70]
+    for reward in rewards:
+        recorder.put([response | {"reward": reward}], group_id=1, train_step=1, model_step=0)
+    with pytest.raises(RecordError, match=f"{len(flawed)} events were not recorded"):
+        recorder.close()
+    assert [row["reward"] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
+
+
+def test_tensors_are_taken_as_they_are(tmp_path: Path):
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        for logprobs in (
+            torch.tensor([-0.5, -1.0], requires_grad=True),
+            torch.tensor([-0.5, -1.0], dtype=torch.bfloat16),
+        ):
+            response = {"rollout_id": 1, "response_model_steps": torch.tensor([0, 1]), "logprobs": logprobs}
+            recorder.put([response], group_id=1, train_step=2)
+            with torch.no_grad():
+                logprobs.zero_()
+    assert [row["logprobs"] for row in rows_of(tmp_path)] == [[-0.5, -1.0]] * 2
+    assert [row["response_model_steps"] for row in rows_of(tmp_path)] == [[0, 1]] * 2
+
+
+def test_lists_that_hold_no_numbers_are_told_at_the_end(tmp_path: Path):
+    recorder = Recorder(tmp_path, token_columns=True)
+    for steps in ([0, "x"], [0, -1], [0.5, 1], [0, 2**31], [0, 0]):
+        recorder.put([{"rollout_id": 1, "response_model_steps": steps}], group_id=1, train_step=1)
+    with pytest.raises(RecordError, match="4 events were not recorded"):
+        recorder.close()
+    assert [row["event_id"] for row in rows_of(tmp_path)] == [5]
+
+
+def test_values_that_cannot_even_be_looked_at_do_not_end_the_recording(tmp_path: Path):
+    class Odd:
+        def __len__(self) -> int:
+            return 2
+
+        def __array__(self, *_: object, **__: object) -> Any:
+            raise KeyError("odd")
+
+    recorder = Recorder(tmp_path, token_columns=True)
+    with pytest.raises((RecordError, KeyError)):
+        recorder.put([{"rollout_id": 1, "response_model_steps": Odd()}], group_id=1, train_step=1)
+    recorder.put([{"rollout_id": 1, "response_model_steps": (Odd(), 1)}], group_id=1, train_step=1)
+    recorder.refresh(2)
+    with pytest.raises(RecordError, match="1 events were not recorded"):
+        recorder.close()
+    assert [row["event"] for row in rows_of(tmp_path)] == ["refresh"]
+
+
+def test_a_forked_process_is_told_that_the_recorder_is_not_its_own(tmp_path: Path):
+    code = (
+        f"import os\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n        r.refresh(1)\n"
+        "    except tokenaudit.errors.RecordError as error:\n        os._exit(7 if 'forked' in str(error) else 1)\n"
+        "r.refresh(2)\nr.close()\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert ran.stdout == "7\n"
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
+
+
+def test_a_process_forked_while_the_lock_is_held_does_not_wait_for_it(tmp_path: Path):
+    code = (
+        f"import os, sys\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\n"
+        "r.refresh(1)\n"
+        # another thread holds the lock while the process forks
+        "import threading\nheld, go = threading.Event(), threading.Event()\n"
+        "def hold():\n    with r._state:\n        held.set()\n        go.wait()\n"
+        "threading.Thread(target=hold).start()\nheld.wait()\nchild = os.fork()\ngo.set()\n"
+        "if child == 0:\n"
+        "    try:\n        r.refresh(1)\n"
+        "    except tokenaudit.errors.RecordError:\n        r.close()\n        sys.exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment, timeout=30
+    )
+    assert ran.stdout == "7\n"
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
+def test_a_closed_recorder_refuses_events_and_closes_twice(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    recorder.close()
+    recorder.close()
+    with pytest.raises(RecordError, match="closed"):
+        recorder.refresh(1)
+
+
+def test_the_metadata_holds_config_and_source(tmp_path: Path):
+    with Recorder(tmp_path / "a", {"policy": {"max_staleness": 2}}) as recorder:
+        recorder.refresh(1)
+    metadata = pq.read_schema(tmp_path / "a" / "part-000001.parquet").metadata
+    assert json.loads(metadata[META_CONFIG.encode()])["policy"]["max_staleness"] == 2
+    assert metadata[META_SOURCE.encode()] == b"tokenaudit.Recorder"
+    with pytest.raises(ConfigError, match="max_stalenes"):
+        Recorder(tmp_path / "b", {"policy": {"max_stalenes": 2}})
+
+
+def test_version_runs_stand_for_the_token_columns():
+    rows: list[writer.Row] = [
+        {"response_len": 5, "response_model_steps": np.array([1, 1, 2]), "model_step": 4, "response_mask": None},
+        {"event": "take"},
+        {"response_len": 4, "model_step": 3, "response_mask": np.array([1, 0, 0, 1], dtype=np.int8)},
+        {"response_len": 0, "model_step": 3},
+        {"response_len": 2, "response_mask": np.array([1, 0], dtype=np.int8)},
+        {"response_len": 2, "response_model_steps": np.array([5, 6]), "response_mask": np.array([0, 1], dtype=np.int8)},
+    ]
+    runs = writer.runs_column(rows).to_pylist()
+    values = [None if row is None else [tuple(run.values()) for run in row] for row in runs]
+    assert values == [
+        [(1, 2, 2), (2, 1, 1), (4, 2, 2)],
+        None,
+        [(3, 1, 1), (3, 2, 0), (3, 1, 1)],
+        [],
+        [(None, 1, 1), (None, 1, 0)],
+        [(5, 1, 0), (6, 1, 1)],
+    ]

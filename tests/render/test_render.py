@@ -1,0 +1,166 @@
+"""Renderers on results that are empty, long, odd, or old."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.builders import make_digest, put, refresh, take, write_log
+from tokenaudit.config.sections import parse_config
+from tokenaudit.contracts import metrics as m
+from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
+from tokenaudit.render.markdown import markdown_table, render_markdown
+from tokenaudit.render.table import SHOWN_ROWS, TableOptions, render_table
+from tokenaudit.render.text import count_text, share_text, sparkline, value_text
+from tokenaudit.replay.ledger import count
+from tokenaudit.replay.open_loop import replay, run_tasks
+from tokenaudit.replay.result import Result
+from tokenaudit.replay.saved_result import result_from_json, result_to_json
+from tokenaudit.replay.session import replay_log
+
+
+def result_of(tmp_path: Path, rows: list[dict], *overrides: str) -> Result:
+    path = write_log(tmp_path / "log.parquet", rows)
+    return replay_log(path, overrides=overrides, isolated=True).result
+
+
+@pytest.fixture
+def no_steps(tmp_path: Path) -> Result:
+    """A log with a timeline but without a take: everything is in the tail."""
+    return result_of(tmp_path, [refresh(1), put(2, 1, tokens=3)])
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """5,000 steps, each with one group put and taken."""
+    rows: list[dict] = []
+    for step in range(1, 5001):
+        rows += [
+            put(2 * step, step, train_step=step, model_step=step - 1, tokens=3),
+            take(2 * step + 1, train_step=step, batch_size=1),
+        ]
+    return result_of(tmp_path_factory.mktemp("long"), rows)
+
+
+def everything(result: Result, by_task: bool) -> dict[str, str | bytes]:
+    frame = rows_frame(result, by_task=by_task)
+    return {
+        "json": result_to_json(result),
+        "csv": csv_text(frame),
+        "parquet": parquet_bytes(frame),
+        "markdown": render_markdown(result, by_task=by_task),
+        "pipe": render_table(result, TableOptions(by_task=by_task)),
+        "terminal": render_table(result, TableOptions(by_task=by_task, width=80, color=True)),
+    }
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_a_run_without_steps_renders_everywhere(no_steps: Result, by_task: bool):
+    shown = everything(no_steps, by_task)
+    assert [warning.code for warning in no_steps.warnings] == ["no-steps"]
+    assert "0 steps · 0 groups expired · – of produced tokens dropped" in str(shown["pipe"])
+    assert "held_tokens" in str(shown["pipe"])
+    assert str(shown["csv"]).splitlines()[1].startswith("tail,,")
+    assert json.loads(str(shown["json"]))["tail"]["produced_tokens"] == 3
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_a_long_run_is_whole_everywhere_but_on_a_terminal(long_run: Result, by_task: bool):
+    shown = everything(long_run, by_task)
+    assert len(json.loads(str(shown["json"]))["steps"]) == 5000
+    assert len(str(shown["csv"]).splitlines()) == 1 + 5000 + 1
+    assert len(pl.read_parquet(io.BytesIO(bytes(shown["parquet"])))) == 5001  # type: ignore[arg-type]
+    assert str(shown["markdown"]).count("\n| ") > 5000
+    assert str(shown["pipe"]).count("\n") > 5000
+    assert str(shown["terminal"]).count("\n") < SHOWN_ROWS + 30
+    assert f"{5000 - SHOWN_ROWS:,} rows not shown" in str(shown["terminal"])
+
+
+def test_a_saved_result_reads_back_equal(long_run: Result, no_steps: Result):
+    for result in (long_run, no_steps):
+        text = result_to_json(result)
+        assert result_from_json(text, "saved.json") == result
+        assert result_to_json(result_from_json(text, "saved.json")) == text
+
+
+def test_names_that_mean_something_to_markdown_and_rich_stay_text(tmp_path: Path):
+    name = "[bold]a|b*c_d`<e>\\"
+    result = result_of(tmp_path, [put(1, 1, task_name=name, tokens=3), take(2, task_name=name)])
+    assert name in render_table(result, TableOptions(by_task=True))
+    table_line = next(line for line in render_markdown(result, by_task=True).splitlines() if line.startswith("| 1 "))
+    assert "[bold]a\\|b*c_d`<e>\\\\" in table_line
+    heading = render_markdown(replace(result, config_source=name)).splitlines()[0]
+    assert heading.endswith("\\[bold\\]a\\|b\\*c\\_d\\`\\<e\\>\\\\")
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [
+        (0, 0, "–"),
+        (0, 5, "0.0 %"),
+        (5, 5, "100.0 %"),
+        (1, 1001, "<0.1 %"),
+        (1, 1000, "0.1 %"),
+        (10**15 - 1, 10**15, ">99.9 %"),
+        (2, 3, "66.7 %"),
+        (7, 5, "140.0 %"),
+    ],
+)
+def test_shares_never_round_something_to_nothing_or_all(part: int, whole: int, shown: str):
+    assert share_text(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([], 5, ""),
+        ([0, 0], 5, "▁▁"),
+        ([0, 4, 8], 5, "▁▅█"),
+        ([1, 9, 1, 1], 2, "█▁"),
+        ([3.0], 0, ""),
+    ],
+)
+def test_sparklines(values: list[float], width: int, bars: str):
+    assert sparkline(values, width) == bars
+
+
+def test_numbers_as_people_read_them():
+    assert value_text(m.PRODUCED_TOKENS, 1234567) == "1,234,567"
+    assert value_text(m.RAW_REWARDS_SUM, 1234.5) == "1,234.500"
+    assert value_text(m.SEQ_STALENESS_MAX, None) == "–"
+    assert (count_text(1, "group"), count_text(0, "group")) == ("1 group", "0 groups")
+
+
+def test_markdown_tables_escape_cells_and_hold_no_blank_lines():
+    table = markdown_table(("a|b", "n"), [("x\ny", "1"), ("", "2")])
+    assert table.splitlines()[0].startswith("| a\\|b")
+    assert "x\\\\ny" in table
+    assert len(table.splitlines()) == 4
+
+
+def test_the_verdict_tells_groups_put_as_expired(tmp_path: Path):
+    rows = [put(1, 1, status="expired", tokens=3), put(2, 2, tokens=2), take(3), put(4, 3, status="expired", tokens=3)]
+    result = result_of(tmp_path, rows)
+    last = render_table(result, TableOptions()).splitlines()[-1]
+    assert last == (
+        "1 step · 1 group expired (0 by token, 0 by sequence, 1 put as expired) · 60.0 % of produced tokens dropped · "
+        "with the tail 2 and 75.0 %"
+    )
+
+
+def test_a_result_with_another_selection_has_no_tail_in_csv(long_run: Result):
+    some = replace(long_run, steps=long_run.steps[:3], selection="1..3")
+    assert rows_frame(some)["row"].to_list() == ["step"] * 3
+
+
+def test_rows_of_a_frame_have_the_registry_s_types():
+    digest = make_digest([put(1, 1, tokens=3, reward=0.5), take(2)])
+    config = parse_config({}, "test")
+    assert count(replay(digest, config), run_tasks(digest, config)).rows[0].accounts["default"].rewards.tolist() == [
+        0.5
+    ]

@@ -1,0 +1,319 @@
+"""Checks of the lifecycle: what the run did, against the replay of its own config."""
+
+from __future__ import annotations
+
+from bisect import bisect
+
+import numpy as np
+
+from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.life import NEVER, Continued, Expired
+from tokenaudit.audit.rule import Rule
+from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
+from tokenaudit.config.warnings import config_warnings
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.events import ExpiryReason, Where
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.batch_columns import ABSENT
+from tokenaudit.log.columns import Bools
+from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
+
+_EXPIRED, _COMPLETED, _INIT = (STATUS_CODE[s] for s in (Status.EXPIRED, Status.COMPLETED, Status.INIT))
+_SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]
+
+
+def _stale_token_trained(case: Case, rule: Rule, findings: Findings) -> None:
+    if case.trained is None:
+        return
+    add_checked(rule, findings, case.trained.responses, "masks at the take")
+    for response in case.trained.wrong:
+        for run in response.wrong:
+            if run.is_stale and run.trained:
+                text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
+                findings.add(rule, response.subject, f"{text}, token limit {response.limit}")
+
+
+def _trained_mask_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+    if case.trained is None:
+        return
+    add_checked(rule, findings, case.trained.responses, "masks at the take")
+    for response in case.trained.wrong:
+        lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
+        extra = sum(run.extra for run in response.wrong)
+        parts = [
+            f"{plural(lost, 'fresh trainable token')} not trained" if lost else "",
+            f"{plural(extra, 'token')} trained that the semantic mask leaves out" if extra else "",
+        ]
+        if lost or extra:
+            text = " and ".join(filter(None, parts))
+            findings.add(rule, response.subject, f"{text} at step {response.train_step}")
+
+
+def _stale_group_taken(case: Case, rule: Rule, findings: Findings) -> None:
+    if has_recorded_takes(case.table):
+        _stale_recorded_takes(case, rule, findings)
+        return
+    life = case.replayed
+    add_checked(rule, findings, len(life.taken), "taken groups")
+    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
+    for taken in life.taken:
+        limit = limits[taken.event.task_name]
+        if taken.age < limit:
+            continue
+        step, rows = taken.event.train_step, life.put_rows(taken.put)
+        for row, member in zip(rows.tolist(), taken.event.responses, strict=True):
+            if member.oldest is not None and staleness(member.oldest, step) >= limit:
+                findings.add(rule, case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
+
+
+def _stale_recorded_takes(case: Case, rule: Rule, findings: Findings) -> None:
+    config, table = case.known_config, case.table
+    for take in recorded_takes(table):
+        add_checked(rule, findings, 1, "recorded takes")
+        for row in take.put_rows:
+            versions = [version for version, _ in case.replayed.puts.runs(row) if version >= 0]
+            limit = config.stale_threshold(table.tasks[int(table["task"][row])])
+            if versions and staleness(min(versions), take.train_step) >= limit:
+                text = _age_text(case, row, min(versions), take.train_step, limit)
+                findings.add(rule, table.subject(row), text)
+
+
+def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
+    at_put = staleness(oldest, int(case.table["train_step"][row]))
+    age = staleness(oldest, step)
+    return f"taken at step {step} with staleness {age}, limit {limit}; {age - at_put} of it came from waiting"
+
+
+def _aged_in_queue(case: Case, rule: Rule, findings: Findings) -> None:
+    by_task: dict[str, list[Expired]] = {}
+    for expired in case.replayed.expired:
+        if expired.event.where is Where.REFRESH and expired.event.reason is not ExpiryReason.ARRIVED_EXPIRED:
+            by_task.setdefault(expired.event.task_name, []).append(expired)
+    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+    for task, groups in by_task.items():
+        waits = sorted(expired.waited for expired in groups)
+        text = f"{plural(len(groups), 'group')} became too old after the put; median wait"
+        findings.add(rule, Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
+
+
+def _expired_too_early(case: Case, rule: Rule, findings: Findings) -> None:
+    table, config = case.table, case.known_config
+    put_as_expired = table.known & (table["status"] == _EXPIRED) & (table["tokens"] > 0)
+    add_checked(rule, findings, int(put_as_expired.sum()), "responses put as expired")
+    for row in np.flatnonzero(put_as_expired).tolist():
+        task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
+        runs = case.replayed.puts.full_runs(row)
+        ages = [staleness(version, step) for version, _, _ in runs if version >= 0]
+        token_limit, limit = config.token_stale_threshold(task), config.stale_threshold(task)
+        fresh = [trainable for (_, _, trainable), age in zip(runs, ages, strict=False) if age < (token_limit or limit)]
+        if ages and max(ages) < limit and any(fresh):
+            text = f"status expired at step {step}, but staleness {max(ages)} is below the limit {limit}"
+            findings.add(rule, table.subject(row), text)
+    for sample in case.replayed.continued:
+        is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
+        add_checked(rule, findings, 1, "responses put as expired and samples")
+        if is_early:
+            text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
+            findings.add(rule, Subject(sample.task, sample.group_id), text)
+
+
+def _expired_too_late(case: Case, rule: Rule, findings: Findings) -> None:
+    for sample in case.replayed.continued:
+        add_checked(rule, findings, 1, "samples")
+        if sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED:
+            text = "sampled from the aborted pool, though it had expired under the config"
+            findings.add(rule, Subject(sample.task, sample.group_id), text)
+
+
+def _expired_retained(case: Case, rule: Rule, findings: Findings) -> None:
+    for sample in case.replayed.continued:
+        add_checked(rule, findings, 1, "samples")
+        if sample.was_discarded and sample.replayed is None:
+            text = f"sampled from the {sample.recorded} pool, though the config had discarded it"
+            findings.add(rule, Subject(sample.task, sample.group_id), text)
+
+
+def _staleness_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    recorded = table["seq_staleness"]
+    oldest = _oldest(case)
+    told = table.known & table.present("seq_staleness") & table.present("train_step")
+    has_version = oldest != ABSENT
+    expected = np.where(has_version, table["train_step"] - np.where(has_version, oldest, 0) - 1, 0)
+    told &= has_version | (table["tokens"] == 0)
+    add_rows(
+        case, rule, findings, told & (recorded != expected),
+        lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
+    )  # fmt: skip
+    add_checked(rule, findings, int(told.sum()))
+
+
+def _oldest(case: Case) -> np.ndarray:
+    """The oldest version of every put row, that of its put included where it stamps tokens."""
+    table = case.table
+    stamps = (table["tokens"] > np.maximum(table["versions_len"], 0)) & table.present("model_step")
+    oldest = table["oldest"]
+    return np.where(stamps & ((oldest == ABSENT) | (table["model_step"] < oldest)), table["model_step"], oldest)
+
+
+def _agentic_exempt(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    limits = {task: life.config.token_stale_threshold(task) for task in life.digest.tasks}
+    for taken in life.taken:
+        step, limit = taken.event.train_step, limits[taken.event.task_name]
+        if limit is None or not taken.event.responses.measures.is_agentic:
+            continue
+        add_checked(rule, findings, 1, "taken groups with an agentic member")
+        trainable_by_version = taken.event.responses.trainable_by_version()
+        stale = sum(trainable for version, trainable in trainable_by_version if staleness(version, step) >= limit)
+        if stale:
+            text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
+            row = int(life.put_rows(taken.put)[0])
+            findings.add(rule, case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
+
+
+def _id_reused(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    add_checked(rule, findings, len(life.digest.events.kind), "events")
+    for again in life.put_again:
+        row = int(life.put_rows(again.log_event)[0])
+        if again.held is Status.COMPLETED:
+            findings.add(rule, case.table.group_subject(row), "put again while it waits as completed")
+        elif again.taken_at != NEVER:
+            findings.add(rule, case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
+
+
+def _sample_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+    """Samples that the rules about expiry have no word for; groups put before the log begins are left out."""
+    add_checked(rule, findings, len(case.replayed.continued), "samples")
+    for sample in case.replayed.continued:
+        if sample.replayed is None:
+            text = "" if sample.was_discarded or not sample.was_put else "it isn't held"
+        else:
+            text = "" if sample.recorded is sample.replayed or _of_expiry(sample) else f"it waits as {sample.replayed}"
+        if text:
+            text = f"sampled from the {sample.recorded} pool, while {text}"
+            findings.add(rule, Subject(sample.task, sample.group_id), text)
+
+
+def _of_expiry(sample: Continued) -> bool:
+    """Whether expired-too-early or expired-too-late tells a sample."""
+    if sample.recorded is Status.EXPIRED:
+        return sample.replayed in (Status.COMPLETED, Status.ABORTED)
+    return sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED
+
+
+def _put_without_sample(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    add_checked(rule, findings, len(life.put_again), "puts of groups that wait or were taken")
+    for again in life.put_again:
+        if again.held in (Status.ABORTED, Status.EXPIRED):
+            row = int(life.put_rows(again.log_event)[0])
+            findings.add(rule, case.table.group_subject(row), f"put again while it waits as {again.held}")
+
+
+def _duplicate(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    taken_at: dict[tuple[int, int, int], int] = {}
+    for take in recorded_takes(table):
+        add_checked(rule, findings, 1, "recorded takes")
+        # The same id in another group is another response.
+        group_id = int(table["group_id"][take.put_rows[0]]) if take.put_rows else ABSENT
+        key = (int(table["task"][take.row]), int(table["rollout_id"][take.row]), group_id)
+        before = taken_at.get(key, NEVER)
+        is_segment = before == take.train_step and len(take.put_rows) > 1
+        if before != NEVER and not is_segment:
+            text = f"trained at steps {before} and {take.train_step}"
+            subject = table.subject(take.put_rows[0]) if take.put_rows else Subject(table.tasks[key[0]], None, key[1])
+            findings.add(rule, subject, text)
+        taken_at[key] = take.train_step
+
+
+def _run_restart(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    # A sync names the step just trained, after the buffer has moved on.
+    rows = np.flatnonzero(~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step"))
+    step = table["train_step"][rows]
+    add_checked(rule, findings, len(rows))
+    fell = np.zeros(table.rows, dtype=np.bool_)
+    fell[rows[1:]] = step[1:] < step[:-1]
+    before = np.zeros(table.rows, dtype=np.int64)
+    before[rows[1:]] = step[:-1]
+    now = table["train_step"]
+    add_rows(
+        case,
+        rule,
+        findings,
+        fell,
+        lambda row: f"train_step falls from {before[row]} to {now[row]}",
+        subject=lambda row: Subject(train_step=int(now[row])),
+    )
+
+
+def _status_transition(case: Case, rule: Rule, findings: Findings) -> None:
+    table = case.table
+    status = table["status"]
+    rows = np.flatnonzero((table.previous >= 0) & (status == _INIT) & (table["tokens"] == 0))
+    back = np.zeros(table.rows, dtype=np.bool_)
+    back[rows] = status[table.previous[rows]] == _COMPLETED
+    back &= ~_sampled_between(case, back)
+    add_rows(case, rule, findings, back, lambda _: "completed at the put before, init and empty now")
+    add_checked(rule, findings, int((table.previous >= 0).sum()), "puts of a response seen before")
+
+
+def _sampled_between(case: Case, rows: Bools) -> Bools:
+    """For the put rows in `rows`: whether their group was sampled since the response's put before."""
+    table = case.table
+    between = np.zeros(table.rows, dtype=np.bool_)
+    task, group_id = table["task"], table["group_id"]
+    samples: dict[tuple[int, int], list[int]] = {}
+    for row in np.flatnonzero(table["kind"] == _SAMPLE).tolist():
+        samples.setdefault((int(task[row]), int(group_id[row])), []).append(row)
+    for row in np.flatnonzero(rows).tolist():
+        own = samples.get((int(task[row]), int(group_id[row])), [])
+        between[row] = bisect(own, row) > bisect(own, table.previous[row])
+    return between
+
+
+def _convention(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
+    at_limit = 0
+    for expired in life.expired:
+        if expired.event.reason is ExpiryReason.SEQUENCE:
+            oldest = min(version for *_, version, _ in expired.event.expired.facts() if version is not None)
+            at_limit += staleness(oldest, expired.event.train_step) == limits[expired.event.task_name]
+    text = "staleness is step - version - 1, and too old from (max_staleness + 1) x sync_weights_interval on"
+    findings.add(rule, Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
+    add_checked(rule, findings, len(life.expired), "expired groups")
+
+
+def _setting_suspect(case: Case, rule: Rule, findings: Findings) -> None:
+    for warning in config_warnings(case.known_config, case.recorded_interval, case.table.used_tasks):
+        findings.add(
+            rule, Subject(warning.tasks[0] if len(warning.tasks) == 1 else None), f"{warning.code}: {warning.message}"
+        )
+    add_checked(rule, findings, len(case.table.used_tasks), "tasks")
+
+
+CHECKS: dict[str, Check] = {
+    "stale-token-trained": _stale_token_trained,
+    "trained-mask-mismatch": _trained_mask_mismatch,
+    "stale-group-taken": _stale_group_taken,
+    "aged-in-queue": _aged_in_queue,
+    "expired-too-early": _expired_too_early,
+    "expired-too-late": _expired_too_late,
+    "expired-retained": _expired_retained,
+    "recorded-staleness-mismatch": _staleness_mismatch,
+    "agentic-exempt-stale": _agentic_exempt,
+    "id-reused": _id_reused,
+    "duplicate-consumption": _duplicate,
+    "run-restart": _run_restart,
+    "status-transition": _status_transition,
+    "sample-mismatch": _sample_mismatch,
+    "put-without-sample": _put_without_sample,
+    "staleness-convention": _convention,
+    "setting-suspect": _setting_suspect,
+}

@@ -1,0 +1,218 @@
+"""Checks of what a config costs: groups and tokens lost, starved prompts, batches that never fill."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import groupby
+from statistics import median
+
+from tokenaudit.audit.case import Case, Check, add_checked, plural
+from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.life import Key, Life
+from tokenaudit.audit.rule import Rule
+from tokenaudit.config.sections import task_sizes
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.events import Fate
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
+from tokenaudit.replay.ledger import Account
+
+STARVED_AFTER = 3
+"""Times a group may expire before it counts as starved."""
+BIAS_FACTOR = 2
+"""How much longer expired groups must be than taken ones to be told."""
+BIAS_GROUPS = 10
+"""Groups of each kind that a comparison of lengths needs."""
+DISCARD_SHARE = 0.10
+"""Share of produced tokens dropped as stale that is told."""
+DISCARD_TOKENS = 1_000
+"""Produced tokens below which a share says nothing."""
+DEAD_RUN = 10
+"""Groups in a row that contribute nothing."""
+
+_PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
+_COMPLETED = STATUS_CODE[Status.COMPLETED]
+
+
+def _fresh_lost(case: Case, rule: Rule, findings: Findings) -> None:
+    groups, tokens = Counter[str](), Counter[str]()
+    for expired in case.replayed.expired:
+        fresh = expired.event.fresh.tokens
+        if expired.event.fate is Fate.DISCARDED and fresh:
+            groups[expired.event.task_name] += 1
+            tokens[expired.event.task_name] += fresh
+    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+    for task, count in tokens.items():
+        text = f"{plural(count, 'token')} of fresh members lost with {plural(groups[task], 'group')} whose mate expired"
+        findings.add(rule, Subject(task), text)
+
+
+def _silent_discard(case: Case, rule: Rule, findings: Findings) -> None:
+    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+    for task, account in case.replayed.ledger.totals.items():
+        groups = account.counts.get(m.DISCARDED_GROUPS, 0)
+        if groups:
+            stale, fresh = (
+                account.counts.get(metric, 0) for metric in (m.DISCARDED_STALE_TOKENS, m.DISCARDED_FRESH_TOKENS)
+            )
+            text = f"{plural(groups, 'expired group')} with {plural(stale + fresh, 'token')} discarded"
+            findings.add(rule, Subject(task), f"{text} (tail_batch_trigger_size -1)")
+
+
+def _starved(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    taken = {(entry.event.task_name, entry.event.group_id) for entry in life.taken}
+    steps: dict[Key, list[int]] = defaultdict(list)
+    for expired in life.expired:
+        steps[expired.event.task_name, expired.event.group_id].append(expired.event.train_step)
+    add_checked(rule, findings, len(steps), "groups that expired")
+    for (task, group_id), when in steps.items():
+        if len(when) >= STARVED_AFTER and (task, group_id) not in taken:
+            listed = ", ".join(map(str, when[:6])) + (", …" if len(when) > 6 else "")
+            text = f"expired {len(when)} times (steps {listed}), never trained"
+            findings.add(rule, Subject(task, group_id), text)
+
+
+def _length_bias(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    taken, expired = defaultdict(list), defaultdict(list)
+    for entry in life.taken:
+        measures = entry.event.responses.measures
+        taken[entry.event.task_name].append(measures.tokens // max(1, measures.samples))
+    for entry in life.expired:
+        parts = (entry.event.expired, entry.event.fresh)
+        tokens = sum(part.tokens for part in parts)
+        if tokens:
+            expired[entry.event.task_name].append(tokens // sum(len(part) for part in parts))
+    add_checked(rule, findings, len(life.expired), "expired groups")
+    for task, lengths in expired.items():
+        if len(lengths) < BIAS_GROUPS or len(taken[task]) < BIAS_GROUPS:
+            continue
+        of_taken, of_expired = median(taken[task]), median(lengths)
+        if of_expired >= BIAS_FACTOR * of_taken > 0:
+            text = f"median tokens per response: taken {of_taken:,.0f} ({len(taken[task])} groups), expired"
+            findings.add(rule, Subject(task), f"{text} {of_expired:,.0f} ({len(lengths)} groups)")
+
+
+def _discard_rate(case: Case, rule: Rule, findings: Findings) -> None:
+    for task, account in case.replayed.ledger.totals.items():
+        produced, dropped = _count(account, m.PRODUCED_TOKENS), sum(_count(account, part) for part in m.DROPPED_PARTS)
+        add_checked(rule, findings, produced, "produced tokens")
+        if produced < DISCARD_TOKENS or dropped <= DISCARD_SHARE * produced:
+            continue
+        fresh = _count(account, m.DISCARDED_FRESH_TOKENS)
+        text = (
+            f"{100 * dropped / produced:.1f} % of produced tokens ({dropped:,} of {produced:,}) were dropped as stale"
+        )
+        if fresh:
+            text += f", {100 * fresh / dropped:.0f} % of which belonged to members that were fresh"
+        findings.add(rule, Subject(task), text)
+
+
+def _count(account: Account, metric: m.Metric) -> int:
+    return account.counts.get(metric, 0)
+
+
+def _never_filled(case: Case, rule: Rule, findings: Findings) -> None:
+    life, config = case.replayed, case.known_config
+    add_checked(rule, findings, len(life.steps), "steps")
+    wanted = config.timeline.steps
+    if not life.steps or wanted is None:
+        return
+    last = life.steps[-1].train_step
+    if last >= wanted:
+        return
+    held = _ready_after(life, last)
+    for task, size in task_sizes(config, list(life.ledger.tasks)).items():
+        ready = held[task]
+        if size <= ready:
+            continue
+        waiting = _waiting(life, task)
+        text = f"the run stops after step {last} of {wanted} with {ready} of {size} completed groups"
+        if waiting:
+            listed = ", ".join(map(str, waiting[:3])) + (", …" if len(waiting) > 3 else "")
+            text += f"; {plural(len(waiting), 'group')} without a final put: {listed}"
+        findings.add(rule, Subject(task, train_step=last + 1), text)
+
+
+def _ready_after(life: Life, step: int) -> Counter[str]:
+    """Groups held as completed in the end, by task: those left after the take of the last step and those put since."""
+    left = life.steps[-1].leftovers
+    ready = Counter({task: held.get(Status.COMPLETED, 0) for task, held in left.items()})
+    last_take = _last_take(life)
+    lost = set(life.rejected)
+    for expired in life.expired:
+        lost.add(expired.put)
+        if expired.event.train_step > step and expired.put <= last_take and _is_completed(life, expired.put):
+            ready[expired.event.task_name] -= 1
+    events = life.digest.events
+    for event in range(last_take + 1, len(events.kind)):
+        if events.kind[event] == _PUT and event not in lost and _is_completed(life, event):
+            ready[life.digest.tasks[int(events.task[event])]] += 1
+    return ready
+
+
+def _last_take(life: Life) -> int:
+    takes = (life.digest.events.kind == KIND_CODE[EventKind.TAKE]).nonzero()[0]
+    return int(takes[-1]) if len(takes) else -1
+
+
+def _is_completed(life: Life, put: int) -> bool:
+    """Whether all members of a put, given by its log event, are completed."""
+    first, last = life.digest.events.first_response[put : put + 2].tolist()
+    return bool((life.digest.responses.status[first:last] == _COMPLETED).all())
+
+
+def _waiting(life: Life, task: str) -> list[int]:
+    """Groups of a task whose last event is an unfinished put or a sample."""
+    events = life.digest.events
+    code = life.digest.tasks.index(task) if task in life.digest.tasks else -1
+    of_task = (events.task == code) & ((events.kind == _PUT) | (events.kind == _SAMPLE))
+    last = {int(events.group_id[event]): event for event in of_task.nonzero()[0].tolist()}
+    return sorted(
+        group_id
+        for group_id, event in last.items()
+        if event not in life.rejected and not (events.kind[event] == _PUT and _is_completed(life, event))
+    )
+
+
+def _shortfall(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    short: dict[str, list[tuple[int | None, int]]] = defaultdict(list)
+    for row in life.ledger.rows:
+        for task, account in row.accounts.items():
+            groups = _count(account, m.SHORTFALL_GROUPS)
+            if groups:
+                short[task].append((row.train_step, groups))
+    add_checked(rule, findings, len(life.steps), "steps")
+    for task, takes in short.items():
+        text = f"{plural(sum(groups for _, groups in takes), 'group')} too few in {plural(len(takes), 'take')}"
+        findings.add(rule, Subject(task), f"{text}, first at step {takes[0][0]}")
+
+
+def _dead_run(case: Case, rule: Rule, findings: Findings) -> None:
+    life = case.replayed
+    useless = set(life.rejected) | {e.put for e in life.expired if e.event.fate is Fate.DISCARDED and e.waited == 0}
+    events = life.digest.events
+    for code, task in enumerate(life.digest.tasks):
+        puts = ((events.kind == _PUT) & (events.task == code)).nonzero()[0].tolist()
+        add_checked(rule, findings, len(puts), "puts")
+        for is_useless, run in groupby(puts, key=useless.__contains__):
+            dead = list(run)
+            if is_useless and len(dead) >= DEAD_RUN:
+                first, last = (int(events.group_id[put]) for put in (dead[0], dead[-1]))
+                text = f"{len(dead)} puts in a row contributed nothing (groups {first} to {last})"
+                findings.add(rule, Subject(task, first), text)
+
+
+CHECKS: dict[str, Check] = {
+    "fresh-tokens-lost": _fresh_lost,
+    "silent-discard": _silent_discard,
+    "starved-group": _starved,
+    "length-bias": _length_bias,
+    "discard-rate": _discard_rate,
+    "batch-never-filled": _never_filled,
+    "dead-group-run": _dead_run,
+    "batch-shortfall": _shortfall,
+}

@@ -1,0 +1,132 @@
+"""The registry of audit rules: stable codes and names, what each means and what to do about it.
+
+Names and codes are API: baselines, `--select` and reports use them. Standard library only, so that telling a rule
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from itertools import groupby
+
+from tokenaudit.contracts.errors import Problem, UsageError, shown
+
+_LONGEST_ENTRY = 100
+"""Characters of what names no rule that are compared with those that do."""
+_MOST_CLOSE = 3
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """Training data or the log is wrong."""
+    WARNING = "warning"
+    """Probably wrong, or wasteful."""
+    INFO = "info"
+    """Worth a line in the report."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Severity).index(self)
+
+
+class Fact(StrEnum):
+    """What a rule may need beyond columns; the value says it in a report."""
+
+    READABLE = "a log that replay can read"
+    REPLAY = "a config, and a log that replay can read"
+    TAKES = "take events, or a config with train_batch_size"
+    TIMELINE = "a recorded timeline"
+    RECORDED_TAKES = "take rows with rollout_id"
+    SYNCS = "sync events with model_step"
+    SAMPLES = "sample events"
+    GROUP_SIZE = "tasks.NAME.group_size in the config"
+    STEPS = "timeline.steps and timeline.train_batch_size in the config"
+    TOKEN_RULE = "max_token_staleness in the config"
+    RETRY = "a task with tail_batch_trigger_size 0 or more"
+    NO_RETRY = "a task with tail_batch_trigger_size -1"
+    CONFIG = "a config: -c, or the run's own in the log's metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        code: letter and number: S schema and files, V versions, M masks, G groups, L lifecycle, T step totals.
+        name: name in words.
+        severity: of its findings, unless a finding says otherwise.
+        meaning: what a finding says, in one sentence.
+        fix: what to do about it.
+        needs: columns and facts without which it can't run.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    meaning: str
+    fix: str
+    needs: tuple[str, ...] = ()
+
+
+def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules that are asked for.
+
+    Args:
+        select: codes, beginnings of codes, or names; empty for all rules.
+        ignore: the same, of rules to leave out.
+        rules: all rules.
+
+    Raises:
+        UsageError: an entry that names no rule, or no rule is left.
+    """
+    known = tuple(rules)
+    problems = [_unknown(entry, known) for entry in (*select, *ignore) if not any(_names(entry, r) for r in known)]
+    if problems:
+        raise UsageError(problems)
+    chosen = tuple(
+        rule
+        for rule in known
+        if (not select or any(_names(entry, rule) for entry in select))
+        and not any(_names(entry, rule) for entry in ignore)
+    )
+    if not chosen:
+        raise UsageError(Problem("no rule is left to run", None, "ignore less, or select more"))
+    return chosen
+
+
+def rule_named(text: str, rules: Iterable[Rule]) -> Rule:
+    """The rule with that code or name, in any case.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = tuple(rules)
+    for rule in known:
+        if text.upper() == rule.code or text.lower() == rule.name:
+            return rule
+    raise UsageError(_unknown(text, known))
+
+
+def _names(entry: str, rule: Rule) -> bool:
+    return bool(entry) and (rule.code.startswith(entry.upper()) or rule.name == entry.lower())
+
+
+def _unknown(entry: str, rules: Sequence[Rule]) -> Problem:
+    known = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
+    written = entry.lower() if "-" in entry else entry.upper()
+    close = get_close_matches(written[:_LONGEST_ENTRY], known, n=_MOST_CLOSE)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {_families(rules)}")
+
+
+def _families(rules: Sequence[Rule]) -> str:
+    """The codes of all rules, by their first and last of every letter."""
+    codes = sorted(rule.code for rule in rules)
+    families = [list(family) for _, family in groupby(codes, key=lambda code: code[0])]
+    return ", ".join(f"{family[0]} to {family[-1]}" for family in families)

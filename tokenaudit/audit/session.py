@@ -1,0 +1,257 @@
+"""Audit a log: open what can be opened, read it once, replay it, and run the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokenaudit.audit.case import Case, Check
+from tokenaudit.audit.catalogue import RULES
+from tokenaudit.audit.checks import groups, lifecycle, losses, masks, structure, totals, versions
+from tokenaudit.audit.evidence import AgeEvidence
+from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
+from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.life import Life, follow
+from tokenaudit.audit.offpolicy import age_evidence
+from tokenaudit.audit.puts import PutRuns
+from tokenaudit.audit.report import AuditReport, RuleRun
+from tokenaudit.audit.rule import Fact, Rule
+from tokenaudit.audit.scan import Scanned, scan_batch
+from tokenaudit.audit.table import LogTable
+from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
+from tokenaudit.audit.trained import trained_masks
+from tokenaudit.config.loading import DEFAULT, OVERRIDE, check_overridden_tasks, load_settings
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts.errors import LogError, TokenauditError
+from tokenaudit.contracts.schema import COLUMNS, EventKind
+from tokenaudit.log.batch_columns import BatchColumns
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.digest import KIND_CODE, Digest
+from tokenaudit.log.files import Log
+from tokenaudit.log.reading import read_digest
+from tokenaudit.replay.notices import recorded_sync_weights_interval
+from tokenaudit.replay.request import TimelineKind
+from tokenaudit.replay.session import Progress, no_collections
+
+CHECKS: dict[str, Check] = (
+    structure.CHECKS | versions.CHECKS | masks.CHECKS | groups.CHECKS | lifecycle.CHECKS | losses.CHECKS | totals.CHECKS
+)
+"""The check of every rule, by its name."""
+
+CLIP_EPSILON = 0.2
+"""Half the width of the range that importance ratios should be in, unless told otherwise."""
+
+_READ = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
+
+
+def audit_log(
+    paths: Sequence[Path],
+    *,
+    config_path: Path | None = None,
+    overrides: Sequence[str] = (),
+    isolated: bool = False,
+    rules: Sequence[Rule] = RULES,
+    epsilon: float = CLIP_EPSILON,
+    working_dir: Path | None = None,
+    on_progress: Progress | None = None,
+) -> AuditReport:
+    """Audit a log.
+
+    Args:
+        paths: files, folders or glob patterns that make up one log.
+        config_path: a config file; None: one that is found, else the log's own config.
+        overrides: `key=value` texts laid over the config.
+        isolated: look for no config file.
+        rules: the rules to run.
+        epsilon: half the width of the range that importance ratios should be in.
+        working_dir: where relative config paths begin and a config file is looked for; None: the current one.
+        on_progress: told about the work as it goes on.
+
+    Raises:
+        LogError: a path names no file.
+        ConfigError: the config can't be used, or an override names a task that the log lacks.
+    """
+    files = open_for_audit(paths)
+    folder = files.log.files[0].path.parent if files.log else None
+    settings = load_settings(
+        config_path=config_path,
+        overrides=overrides,
+        log_dir=folder,
+        working_dir=working_dir or Path.cwd(),
+        isolated=isolated,
+        log_config=files.log.config_json if files.log else None,
+    )
+    is_told = any(origin != DEFAULT for origin in settings.origins.values())
+    files, table, digest, why_unreadable = _read(files, on_progress)
+    if files.log is not None:
+        check_overridden_tasks(settings, table.used_tasks, files.log.name)
+    has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
+    source = settings.source if has_base else OVERRIDE
+    with no_collections():
+        case = _case(paths, files, table, digest, settings.config if is_told else None, why_unreadable)
+        return _report(case, rules, source if is_told else None, _evidence(case, epsilon))
+
+
+def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, LogTable, Digest | None, str]:
+    """The rows of the readable files, and their digest; else why replay refuses it."""
+    while files.log is not None:
+        log, scans = files.log, _Scans(files.log)
+        names = [name for name in _READ if name in log.columns]
+        digest, why = None, ""
+        try:
+            digest = read_digest(
+                log,
+                quarantine=True,
+                allow_missing_versions=True,
+                also=names,
+                on_batch=scans.add,
+                on_progress=_stage(on_progress, log),
+            )
+        except LogError as error:
+            if sum(len(part.arrays["kind"]) for part in scans.in_order()) < log.rows:
+                files = without_damage(files, names)
+                continue
+            why = error.problems[0].what
+        return files, LogTable(scans.in_order(), [file.path for file in log.files]), digest, why
+    return files, LogTable([], []), None, "no file of the log can be read"
+
+
+class _Scans:
+    """The scans of a log's batches, which may come in any order and from several threads."""
+
+    def __init__(self, log: Log) -> None:
+        self._place = {file.path: place for place, file in enumerate(log.files)}
+        self._scanned: list[Scanned] = []
+
+    def add(self, columns: BatchColumns) -> None:
+        """Scan a batch."""
+        self._scanned.append(scan_batch(columns))
+
+    def in_order(self) -> list[Scanned]:
+        """All scans, in the order of the log."""
+        return sorted(self._scanned, key=lambda part: (self._place[part.path], part.first_row))
+
+
+def _stage(on_progress: Progress | None, log: Log) -> Callable[[int], None] | None:
+    return None if on_progress is None else lambda done: on_progress(f"reading {log.name}", done, log.rows)
+
+
+def _case(
+    paths: Sequence[Path],
+    files: FileFacts,
+    table: LogTable,
+    digest: Digest | None,
+    config: Config | None,
+    why_unreadable: str,
+) -> Case:
+    puts = PutRuns(table, digest, config) if digest is not None else None
+    life: Life | None = None
+    why = why_unreadable or ("" if config else "no config is known")
+    if digest is not None and puts is not None and config is not None:
+        try:
+            life = follow(digest, config, puts)
+        except TokenauditError as error:
+            why = error.problems[0].what
+    takes = recorded_takes(table)
+    has_masks = files.log is not None and "trained_mask" in files.log.columns
+    trained = trained_masks(files.readable, table, life, takes) if life is not None and has_masks else None
+    return Case(
+        name=", ".join(path.name or str(path) for path in paths),
+        table=table,
+        files=files,
+        config=config,
+        recorded_interval=recorded_sync_weights_interval(files.log) if files.log else None,
+        puts=puts,
+        life=life,
+        why_no_life=why,
+        trained=trained,
+    )
+
+
+def _evidence(case: Case, epsilon: float) -> tuple[AgeEvidence, ...]:
+    log = case.files.log
+    if log is None or not {"logprobs", "train_logprobs"} <= set(log.columns):
+        return ()
+    return age_evidence(log, _trained_at(case), epsilon)
+
+
+def _trained_at(case: Case) -> Int64s:
+    """The step of the take of every put row: as recorded, else as replayed, else the step of the put."""
+    table = case.table
+    step = np.where(table.is_put & table.present("train_step"), table["train_step"], -1)
+    if case.life is not None:
+        taken = case.life.taken_step
+        step[case.life.puts.rows[taken >= 0]] = taken[taken >= 0]
+    for take in recorded_takes(table):
+        step[list(take.put_rows)] = take.train_step
+    return step
+
+
+def facts_of(case: Case) -> set[str]:
+    """The columns and facts that rules may need and that are there."""
+    facts: set[str] = set(case.files.log.columns) if case.files.log else set()
+    config, life = case.config, case.life
+
+    def of_kind(kind: EventKind) -> Bools:
+        return case.table["kind"] == KIND_CODE[kind]
+
+    told = {
+        Fact.CONFIG: config is not None,
+        Fact.READABLE: case.puts is not None,
+        Fact.REPLAY: life is not None,
+        Fact.RECORDED_TAKES: has_recorded_takes(case.table),
+        Fact.SYNCS: bool((of_kind(EventKind.SYNC) & case.table.present("model_step")).any()),
+        Fact.SAMPLES: bool(of_kind(EventKind.SAMPLE).any()),
+        Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
+        Fact.TAKES: life is not None and bool(life.steps),
+    }
+    if config is not None:
+        policies = [config.task_policy(task) for task in case.table.used_tasks]
+        timeline = config.timeline
+        told |= {
+            Fact.GROUP_SIZE: any(policy.group_size is not None for policy in policies),
+            Fact.TOKEN_RULE: any(policy.max_token_staleness is not None for policy in policies),
+            Fact.RETRY: any(policy.retryable for policy in policies),
+            Fact.NO_RETRY: any(not policy.retryable for policy in policies),
+            Fact.STEPS: timeline.steps is not None and timeline.train_batch_size is not None,
+        }
+    return facts | {str(fact) for fact, is_there in told.items() if is_there}
+
+
+def missing_for(rule: Rule, facts: set[str]) -> tuple[str, ...]:
+    """What a rule needs and lacks; alternatives are joined by " or "."""
+    return tuple(
+        need.replace("|", " or ") for need in map(str, rule.needs) if not any(one in facts for one in need.split("|"))
+    )
+
+
+def _report(
+    case: Case, rules: Sequence[Rule], config_source: str | None, evidence: tuple[AgeEvidence, ...]
+) -> AuditReport:
+    findings, facts = Findings(), facts_of(case)
+    runs: list[RuleRun] = []
+    for rule in rules:
+        missing = missing_for(rule, facts)
+        if missing:
+            runs.append(RuleRun(rule, None, missing, {}))
+            continue
+        CHECKS[rule.name](case, rule, findings)
+        tally = findings.tally(rule)
+        runs.append(RuleRun(rule, tally, (), dict(tally.counts)))
+    table = case.table
+    return AuditReport(
+        name=case.name,
+        files_named=case.files.named,
+        files_audited=case.files.audited,
+        rows=table.rows,
+        puts=int(table.is_put.sum()),
+        tokens=int(table["tokens"][table.known].sum()),
+        config_source=config_source,
+        why_no_replay=case.why_no_life,
+        left_out_groups=case.life.digest.quarantined_groups if case.life else 0,
+        runs=tuple(runs),
+        findings=tuple(finding for run in runs if run.tally for finding in run.tally.kept),
+        evidence=evidence,
+    )

@@ -1,0 +1,116 @@
+"""Files that appear whole or not at all, files read whole within a limit, and files that are named twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from tokenaudit.contracts.errors import Problem, UsageError
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The first `most_bytes` of a regular file; pipes and devices, which could wait or go on for ever, are refused.
+
+    Raises:
+        OSError: the file can't be read, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(most_bytes)
+
+
+def named_twice(paths: Sequence[Path], whole: str) -> Iterator[Problem]:
+    """Files that several arguments name, by links too: their rows would count twice.
+
+    Args:
+        paths: the files of all arguments.
+        whole: what they make up together, for people.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        place = path.resolve()
+        if place in seen:
+            yield Problem("the file is named twice", str(path), f"name every file of a {whole} once")
+        seen.add(place)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under a temporary name beside `path`; it gets its name when the block ends without a fault.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    with _told(path), _Temporary(path) as temporary:
+        yield temporary.file
+        temporary.take_place()
+
+
+def write_files(contents: Sequence[tuple[Path, bytes]]) -> None:
+    """Write files as a whole; where one of them can't be written, none gets its name.
+
+    Raises:
+        UsageError: a file can't be written.
+    """
+    with ExitStack() as stack:
+        written: list[_Temporary] = []
+        for path, content in contents:
+            with _told(path):
+                written.append(stack.enter_context(_Temporary(path)))
+                written[-1].file.write(content)
+                # What is still buffered could fail to fit the disk, once others have their names.
+                written[-1].file.close()
+        for temporary in written:
+            with _told(temporary.path):
+                temporary.take_place()
+
+
+class _Temporary:
+    """A file under a temporary name beside `path`: it takes that name, or is removed when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tokenaudit.")
+        self.file = os.fdopen(handle, "wb")
+        self._name: Path | None = Path(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name is not None:
+            with suppress(OSError):
+                self.file.close()
+            self._name.unlink(missing_ok=True)
+
+    def take_place(self) -> None:
+        """Replace what is at `path`."""
+        assert self._name is not None
+        self.file.close()
+        self._name.chmod(0o666 & ~_umask())
+        self._name.replace(self.path)
+        self._name = None
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Faults of the system as a problem with a file to write."""
+    try:
+        yield
+    except OSError as error:
+        problem = Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
+        raise UsageError(problem) from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

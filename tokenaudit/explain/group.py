@@ -1,0 +1,348 @@
+"""The life of one group, and one step of a run, told from the events of a replay."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tokenaudit.config.sections import Config
+from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.events import (
+    ExpiryReason,
+    Fate,
+    GroupExpired,
+    GroupPut,
+    GroupRejected,
+    GroupSampled,
+    GroupTaken,
+    MembersExpired,
+    Where,
+)
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Response, Status, VersionRun, token_count
+from tokenaudit.log.digest import KINDS, Digest
+from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
+from tokenaudit.replay.held_groups import Holding, Key
+from tokenaudit.replay.open_loop import replay, timeline_of
+from tokenaudit.replay.request import TimelineKind
+
+
+class MomentKind(StrEnum):
+    """What happened to a group."""
+
+    PUT = "put"
+    """It was handed to the buffer."""
+    SKIPPED = "put skipped"
+    """The log puts it, but under this config it is here as completed, or was taken."""
+    REJECTED = "rejected"
+    """It was discarded because it failed or was filtered."""
+    WAITED = "waits"
+    """Its ages were counted and nothing changed."""
+    EXPIRED = "expired"
+    """A member became too old."""
+    MORE_EXPIRED = "more expired"
+    """It waited as expired already, and further members became too old."""
+    SAMPLED = "sampled"
+    """It left its pool to be generated again."""
+    NOT_SAMPLED = "sample ignored"
+    """The log samples it, but under this config it does not wait for that."""
+    TAKEN = "taken"
+    """It left with a batch."""
+
+
+class MemberFate(StrEnum):
+    """What became of a member of a group that expired or was taken."""
+
+    KEPT = "kept"
+    """It is fresh and keeps its tokens."""
+    RESET = "reset"
+    """It was too old and lost its tokens; it is generated again."""
+    STALE_LOST = "discarded as stale"
+    """It was too old, and the group was discarded."""
+    FRESH_LOST = "discarded though fresh"
+    """It was fresh, and lost with the group."""
+    TRAINED = "trained"
+    """At least one of its tokens is trained."""
+    MASKED = "masked"
+    """It fills a place in the batch, and none of its tokens is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A response at one moment.
+
+    Attributes:
+        rollout_id: identity inside the task.
+        segment: position among the parts of a split rollout.
+        status: how its generation ended.
+        runs: (version, tokens, trainable tokens), in order.
+        age: staleness of its oldest version; None without tokens.
+        fate: what became of it; None where nothing was decided.
+    """
+
+    rollout_id: int
+    segment: int
+    status: Status
+    runs: tuple[VersionRun, ...]
+    age: int | None
+    fate: MemberFate | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Length of the response."""
+        return sum(tokens for _, tokens, _ in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happened to a group.
+
+    Attributes:
+        kind: what.
+        train_step: when; None where the log doesn't say.
+        members: the group at that moment, before what happened.
+        expires_at: the step at which its next member expires if nothing happens before; None if none ever does.
+        detail: why or where it happened, in a few words.
+        restarted_tokens: tokens held of it that a put did not go on from.
+        fixed_at: on expiry, the step of the put since which it was bound to expire at this step.
+        last_chance: on expiry, the last take before it that it waited for as completed.
+    """
+
+    kind: MomentKind
+    train_step: int | None
+    members: tuple[Member, ...] = ()
+    expires_at: int | None = None
+    detail: str = ""
+    restarted_tokens: int = 0
+    fixed_at: int | None = None
+    last_chance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Biography:
+    """The life of a group under a config.
+
+    Attributes:
+        task: its task.
+        group_id: its id.
+        stale_threshold: staleness at which a response is too old.
+        token_stale_threshold: staleness at which a token is no longer fresh; None: no token rule.
+        retryable: whether an expired group is generated again.
+        moments: what happened, in order.
+        ending: where it is at the end of the log.
+    """
+
+    task: str
+    group_id: int
+    stale_threshold: int
+    token_stale_threshold: int | None
+    retryable: bool
+    moments: tuple[Moment, ...]
+    ending: str
+
+
+def biography(digest: Digest, config: Config, task: str, group_id: int) -> Biography:
+    """Replay a log and tell what happens to one group.
+
+    Raises:
+        UsageError: the log never puts such a group, or can't be replayed this way.
+        ConfigError: the log can't be replayed under this config.
+    """
+    _require_group(digest, task, group_id)
+    teller = _Teller(digest, config, (task, group_id))
+    for event in replay(digest, config, on_log_event=teller.at):
+        teller.hear(event)
+    policy = config.expiry_policy(task)
+    return Biography(
+        task,
+        group_id,
+        policy.stale_threshold,
+        policy.token_stale_threshold,
+        policy.retryable,
+        tuple(teller.moments),
+        teller.ending(),
+    )
+
+
+def _require_group(digest: Digest, task: str, group_id: int) -> None:
+    if task not in digest.tasks:
+        hint = nearest_hint(task, digest.tasks, "tasks")
+        raise UsageError(Problem(f"the log has no task {task!r}", digest.name, hint))
+    events = digest.events
+    is_put = events.kind == KINDS.index(EventKind.PUT)
+    ids = sorted(set(events.group_id[is_put & (events.task == digest.tasks.index(task))].tolist()))
+    place = bisect_left(ids, group_id)
+    if ids[place : place + 1] == [group_id]:
+        return
+    others = [digest.tasks[code] for code in sorted(set(events.task[is_put & (events.group_id == group_id)].tolist()))]
+    if others:
+        hint = f"did you mean {' or '.join(f'{other}/{group_id}' for other in others[:3])}?"
+    elif len(ids):
+        near = " and ".join(map(str, ids[max(place - 1, 0) : place + 1]))
+        hint = f"its groups have ids from {ids[0]} to {ids[-1]}; near: {near}"
+    else:
+        hint = "it has no put"
+    raise UsageError(Problem(f"the log never puts group {group_id} of task {task!r}", digest.name, hint))
+
+
+class _Teller:
+    """Listens to a replay and keeps what concerns one group."""
+
+    def __init__(self, digest: Digest, config: Config, key: Key) -> None:
+        self.moments: list[Moment] = []
+        self._digest = digest
+        self._key = key
+        self._holding = Holding(config)
+        self._simulated = timeline_of(digest) is TimelineKind.SIMULATED
+        self._refreshed: int | None = None
+        self._aged_at: int | None = None
+        self._put_step: int | None = None
+        self._fixed: tuple[int, int] | None = None
+        self._last_take: int | None = None
+        self._restarted = 0
+        self._end = ""
+
+    def at(self, log_event: int) -> None:
+        """The next log event is about to be followed."""
+        self._settle()
+        events = self._digest.events
+        kind = KINDS[int(events.kind[log_event])]
+        step = int(events.train_step[log_event])
+        if kind is EventKind.REFRESH:
+            self._refreshed = step
+        elif kind is EventKind.PUT:
+            self._put_step = step
+        elif kind is EventKind.SAMPLE and self._is_own(log_event):
+            status = self._holding.status(self._key)
+            if status is None or status is Status.COMPLETED:
+                why = "it is not held" if status is None else "it waits as completed"
+                self._tell(MomentKind.NOT_SAMPLED, None, detail=why)
+
+    def hear(self, event: RunEvent) -> None:
+        """The next event of the run."""
+        if isinstance(event, RunEnded):
+            self._settle()
+            return
+        if isinstance(event, StepClosed):
+            self._hear_step(event)
+            return
+        if (event.task_name, event.group_id) == self._key:
+            self._hear_own(event)
+        self._holding.hear(event)
+
+    def ending(self) -> str:
+        """Where the group is in the end."""
+        held = self._holding.held.get(self._key)
+        if held is None:
+            return self._end
+        return f"held as {held.status} with {token_count(held.responses):,} tokens"
+
+    def _is_own(self, log_event: int) -> bool:
+        events = self._digest.events
+        return (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event])) == self._key
+
+    def _settle(self) -> None:
+        """A refresh that has done nothing to the group is a moment of waiting."""
+        step, self._refreshed = self._refreshed, None
+        if step is not None and self._key in self._holding.held and step != self._aged_at:
+            self._tell(MomentKind.WAITED, step)
+
+    def _hear_step(self, event: StepClosed) -> None:
+        if self._holding.status(self._key) is Status.COMPLETED:
+            self._last_take = event.train_step
+        if self._simulated and self._key in self._holding.held and event.train_step != self._aged_at:
+            self._tell(MomentKind.WAITED, event.train_step)
+
+    def _hear_own(self, event: RunEvent) -> None:
+        if isinstance(event, PutReconciled):
+            self._restarted = event.restarted_tokens
+        elif isinstance(event, GroupPut):
+            self._last_take = None
+            self._add(MomentKind.PUT, event.train_step, event.responses, detail=f"as {event.status}")
+        elif isinstance(event, PutSkipped):
+            was = "it waits as completed" if self._key in self._holding.held else "it was taken before"
+            self._tell(MomentKind.SKIPPED, self._put_step, detail=f"{was}; {event.avoided_tokens:,} tokens avoided")
+        elif isinstance(event, GroupRejected):
+            self._end = f"discarded as {event.status}"
+            self._add(MomentKind.REJECTED, self._put_step, event.responses, detail=f"as {event.status}")
+        elif isinstance(event, GroupExpired):
+            self._hear_expired(event)
+        elif isinstance(event, MembersExpired):
+            self._refreshed = None
+            members = tuple(_member(r, event.train_step, MemberFate.RESET) for r in event.expired)
+            self.moments.append(Moment(MomentKind.MORE_EXPIRED, event.train_step, members))
+        elif isinstance(event, GroupSampled):
+            self._end = "in generation"
+            self._add(MomentKind.SAMPLED, None, event.responses, detail=f"from the {event.status} pool")
+        elif isinstance(event, GroupTaken):
+            self._end = f"taken at step {event.train_step}"
+            self.moments.append(Moment(MomentKind.TAKEN, event.train_step, tuple(_taken_members(event))))
+
+    def _hear_expired(self, event: GroupExpired) -> None:
+        self._refreshed, self._aged_at = None, event.train_step
+        fates = _FATES[event.fate]
+        by_key = {r.key: fates[0] for r in event.expired} | {r.key: fates[1] for r in event.fresh}
+        order = self._holding.held.get(self._key)
+        responses = order.responses if order is not None else (*event.expired, *event.fresh)
+        members = tuple(_member(r, event.train_step, by_key.get(r.key)) for r in responses)
+        self._end = "discarded as expired" if event.fate is Fate.DISCARDED else ""
+        self.moments.append(
+            Moment(
+                MomentKind.EXPIRED,
+                event.train_step,
+                members,
+                detail=f"{_WHERE[event.where]}, {_REASONS[event.reason]}",
+                fixed_at=None if self._fixed is None else self._fixed[1],
+                last_chance=self._last_take,
+            )
+        )
+
+    def _tell(self, kind: MomentKind, train_step: int | None, detail: str = "") -> None:
+        held = self._holding.held.get(self._key)
+        self._add(kind, train_step, held.responses if held else (), detail=detail)
+
+    def _add(self, kind: MomentKind, train_step: int | None, responses: Iterable[Response], detail: str) -> None:
+        expires_at = None
+        if kind in (MomentKind.PUT, MomentKind.WAITED):
+            self._aged_at = train_step
+            expires_at = self._holding.expires_at(self._key[0], responses)
+        if kind is MomentKind.PUT and expires_at is not None and train_step is not None:
+            if self._fixed is None or self._fixed[0] != expires_at:
+                self._fixed = (expires_at, train_step)
+        elif kind is MomentKind.PUT:
+            self._fixed = None
+        members = tuple(_member(response, train_step) for response in responses)
+        self.moments.append(Moment(kind, train_step, members, expires_at, detail, self._restarted))
+        self._restarted = 0
+
+
+_FATES = {
+    Fate.RESET: (MemberFate.RESET, MemberFate.KEPT),
+    Fate.DISCARDED: (MemberFate.STALE_LOST, MemberFate.FRESH_LOST),
+}
+_WHERE = {Where.PUT: "at the put", Where.REFRESH: "at the refresh"}
+_REASONS = {
+    ExpiryReason.SEQUENCE: "a whole response is too old",
+    ExpiryReason.TOKEN: "a response has no fresh token left to train",
+    ExpiryReason.ARRIVED_EXPIRED: "a member was put as expired",
+}
+
+
+def _member(response: Response, train_step: int | None, fate: MemberFate | None = None) -> Member:
+    age = None
+    if train_step is not None and response.oldest is not None:
+        age = staleness(response.oldest, train_step)
+    return Member(response.rollout_id, response.segment, response.status, response.runs, age, fate)
+
+
+def _taken_members(event: GroupTaken) -> Iterator[Member]:
+    limit = event.token_stale_threshold
+    for response in event.responses:
+        is_trained = any(
+            trainable and (limit is None or staleness(version, event.train_step) < limit)
+            for version, _, trainable in response.runs
+        )
+        yield _member(response, event.train_step, MemberFate.TRAINED if is_trained else MemberFate.MASKED)

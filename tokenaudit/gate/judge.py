@@ -1,0 +1,275 @@
+"""Judge a result by rules, exactly: whole numbers and fractions decide, never what is shown of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+
+from tokenaudit.compare.metric_values import (
+    FIGURES,
+    Missing,
+    Number,
+    Value,
+    has_steps,
+    has_totals,
+    keyed_rows,
+    rate_counts,
+    row_value,
+)
+from tokenaudit.compare.metric_values import total_value as run_value
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import Problem, RuleError, nearest_hint
+from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
+from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Outcome, Spot, Verdict, excess
+from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Notice, Result, RowData
+
+
+def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None = None) -> GateReport:
+    """Judge a result.
+
+    Args:
+        result: the run.
+        rules: all of them are judged; none: no figure may move in its worse direction.
+        baseline: what relative rules are counted from; `comparable.check_baseline` says whether it suits.
+
+    Raises:
+        RuleError: a rule names an unknown task, or needs a baseline and there is none; holds all such faults.
+    """
+    _check_rules(rules, result, baseline)
+    verdicts = [_judged(located, result, baseline) for located in rules or _default_rules(result, baseline)]
+    if not rules:
+        verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
+    return _report(result, verdicts, baseline)
+
+
+def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateReport:
+    """Judge what is to become a baseline: its absolute rules, which may be none.
+
+    Raises:
+        RuleError: a rule names an unknown task.
+    """
+    absolute = [located for located in rules if not located.rule.is_relative]
+    _check_scopes(rules, result)
+    return _report(result, [_judged(located, result, None) for located in absolute], None)
+
+
+def baseline_fault(report: GateReport) -> str | None:
+    """Why the judged result must not become a baseline; `report` holds its absolute rules only."""
+    if not report.steps:
+        return "nothing was replayed"
+    for verdict in report.verdicts:
+        if verdict.outcome is not Outcome.PASSED and verdict.rule.level is Level.ERROR:
+            return f"{verdict.rule} {'failed' if verdict.outcome is Outcome.FAILED else 'could not be judged'}"
+    return None
+
+
+def _report(result: Result, verdicts: Sequence[Verdict], baseline: Result | None) -> GateReport:
+    return GateReport(
+        result.inputs,
+        None if baseline is None else baseline.inputs,
+        len(result.steps),
+        tuple(result.tasks),
+        tuple(sorted(verdicts, key=_badness)),
+        (*result.warnings, *_coverage_notices(result, baseline)),
+    )
+
+
+def _check_rules(rules: Sequence[LocatedRule], result: Result, baseline: Result | None) -> None:
+    if not rules and baseline is None:
+        hint = "give --rule, --rules, [gate] in the config, or --baseline"
+        raise RuleError(Problem("there is nothing to judge: no rule and no baseline", None, hint))
+    _check_scopes(rules, result)
+    problems = [
+        Problem(f"{located.rule} needs a baseline", located.origin.place, "--baseline FILE names one")
+        for located in rules
+        if located.rule.is_relative and baseline is None
+    ]
+    if problems:
+        raise RuleError(problems)
+
+
+def _check_scopes(rules: Sequence[LocatedRule], result: Result) -> None:
+    named = [(located.rule.scope.task, located) for located in rules]
+    problems = [
+        Problem(
+            f"unknown task {task!r} in {located.rule}", located.origin.place, nearest_hint(task, result.tasks, "tasks")
+        )
+        for task, located in named
+        if task is not None and task not in result.tasks
+    ]
+    if problems:
+        raise RuleError(problems)
+
+
+def _default_rules(result: Result, baseline: Result | None) -> list[LocatedRule]:
+    """No figure of the whole run may move in its worse direction; figures that neither side has are left out."""
+    runs = [result] if baseline is None else [result, baseline]
+    operators = {Better.LOWER: Operator.AT_MOST, Better.HIGHER: Operator.AT_LEAST}
+    rules: list[LocatedRule] = []
+    for figure in FIGURES:
+        is_known = any(not isinstance(run_value(run, figure), Missing) for run in runs)
+        if figure.better in operators and has_totals(figure) and is_known:
+            unit = LimitUnit.POINTS if isinstance(figure, Rate) else LimitUnit.ONE
+            unmoved = Limit(Sign.PLUS, Decimal(0), unit)
+            rules.append(LocatedRule(Rule(figure, Scope(), operators[figure.better], (unmoved,)), BY_DEFAULT))
+    return rules
+
+
+def _coverage_notices(result: Result, baseline: Result | None) -> Iterator[Notice]:
+    """What the baseline covers and this run doesn't, so that no rule looks at it."""
+    if baseline is None:
+        return
+    for task in baseline.tasks:
+        if task not in result.tasks:
+            yield Notice("task-only-in-baseline", f"task {task} is in the baseline and not in this run")
+    missing = len(keyed_rows(baseline).keys() - keyed_rows(result).keys())
+    if missing:
+        yield Notice("steps-only-in-baseline", f"steps of the baseline that this run doesn't have: {missing}")
+
+
+_NO_VALUE = "there is no value to judge"
+_NOTHING_REPLAYED = "nothing was replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One value that a rule looks at; of a step, or of the whole run."""
+
+    train_step: int | None
+    value: Value
+    baseline: Value
+
+
+def _judged(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
+    rule = located.rule
+    if not result.steps or not run_value(result, m.PUT_GROUPS):
+        return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
+    against = baseline if rule.is_relative else None
+    judged: list[Verdict] = []
+    reasons: list[str] = []
+    cells = list(_cells(rule, result, against))
+    for cell in cells:
+        reason = _reason(rule, cell)
+        if reason:
+            reasons.append(reason if cell.train_step is None else f"step {cell.train_step}: {reason}")
+        elif cell.value is not None and not isinstance(cell.value, Missing):
+            known = None if isinstance(cell.baseline, Missing) else cell.baseline
+            judged.append(_cell_verdict(located, cell.train_step, cell.value, known))
+    failed = [verdict for verdict in judged if verdict.outcome is Outcome.FAILED]
+    if reasons and not failed:
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        return Verdict(located, Outcome.NOT_JUDGED, reasons[0] + more, judged=len(judged))
+    if not judged:
+        return Verdict(located, Outcome.NOT_JUDGED, _NO_VALUE if cells else _no_step(rule, result))
+    # Of equals the first, so that reports of equal runs are equal.
+    worst = max(failed or judged, key=lambda verdict: verdict.excess or Fraction(0))
+    return _located_worst(worst, result, against, len(judged), len(failed))
+
+
+def _cells(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Cell]:
+    task = rule.scope.task
+    if rule.scope.steps is None:
+        before = Missing.ABSENT if baseline is None else run_value(baseline, rule.figure, task)
+        yield _Cell(None, run_value(result, rule.figure, task), before)
+        return
+    rows = {} if baseline is None else keyed_rows(baseline)
+    for key, row in keyed_rows(result).items():
+        if rule.scope.has_step(key[0]):
+            before = row_value(rows[key], rule.figure, task) if key in rows else Missing.ABSENT
+            yield _Cell(key[0], row_value(row, rule.figure, task), before)
+
+
+def _reason(rule: Rule, cell: _Cell) -> str:
+    """Why a cell can't be judged; empty where it can, or where there is nothing to judge on either side."""
+    if isinstance(cell.value, Missing):
+        return f"the result doesn't hold {rule.figure.name}"
+    if not rule.is_relative:
+        return ""
+    if isinstance(cell.baseline, Missing):
+        return f"the baseline doesn't hold {rule.figure.name} here"
+    if cell.value is None and cell.baseline is not None:
+        return "there is no value here, and the baseline has one"
+    if cell.value is not None and cell.baseline is None:
+        return "the baseline has no value here"
+    return ""
+
+
+def _no_step(rule: Rule, result: Result) -> str:
+    steps = [row[TRAIN_STEP] for row in result.steps]
+    return f"no step is in {rule.scope}; the run has steps {min(steps)} to {max(steps)}"
+
+
+def _cell_verdict(located: LocatedRule, train_step: int | None, value: Number, baseline: Number | None) -> Verdict:
+    rule = located.rule
+    limits = {limit: limit.value(baseline) for limit in rule.limits}
+    loosest = min(limits.values(), key=lambda limit: excess(rule.operator, value, limit))
+    holds = any(
+        rule.operator.holds(value, number) or (limit.is_share and baseline == 0 and value == 0)
+        for limit, number in limits.items()
+    )
+    outcome = Outcome.PASSED if holds else Outcome.FAILED
+    spot = Spot(train_step, rule.scope.task, value, baseline)
+    return Verdict(located, outcome, value=value, baseline=baseline, limit=loosest, worst_step=spot)
+
+
+def _located_worst(verdict: Verdict, result: Result, baseline: Result | None, judged: int, failed: int) -> Verdict:
+    """The verdict with the step and task that have the worst figure."""
+    rule = verdict.rule
+    step = verdict.worst_step.train_step if verdict.worst_step else None
+    rows = [row for row in result.steps if step is None or row[TRAIN_STEP] == step]
+    before = {} if baseline is None else {row[TRAIN_STEP]: row for row in baseline.steps}
+    spots: list[Spot] = []
+    tasks: list[Spot] = []
+    if has_steps(rule.figure):
+        for row in rows:
+            spots += _spot(rule, row[TRAIN_STEP], rule.scope.task, row, before.get(row[TRAIN_STEP]))
+    worst = _worst(rule, spots)
+    if worst is not None and rule.scope.task is None:
+        row = next(row for row in rows if row[TRAIN_STEP] == worst.train_step)
+        for task in row[TASKS]:
+            tasks += _spot(rule, worst.train_step, task, row, before.get(row[TRAIN_STEP]))
+    counts_row = result.totals if step is None else rows[0]
+    counts = rate_counts(counts_row, rule.figure, rule.scope.task) if isinstance(rule.figure, Rate) else None
+    return replace(
+        verdict, counts=counts, worst_step=worst, worst_task=_worst(rule, tasks), judged=judged, failed=failed
+    )
+
+
+def _spot(rule: Rule, step: int | None, task: str | None, row: RowData, before: RowData | None) -> list[Spot]:
+    """The figure in a row, if it has a value there."""
+    value = row_value(row, rule.figure, task)
+    if value is None or isinstance(value, Missing):
+        return []
+    known = None if before is None else row_value(before, rule.figure, task)
+    return [Spot(step, task, value, None if isinstance(known, Missing) else known)]
+
+
+def _worst(rule: Rule, spots: Sequence[Spot]) -> Spot | None:
+    """The spot to look at first: the furthest from its baseline, or the most extreme value."""
+    total = rule.figure.total if isinstance(rule.figure, Metric) else Total.SUM
+    if total is Total.LAST and len({spot.train_step for spot in spots}) > 1:
+        return spots[-1]
+    # Steps add up to a sum, so there the growth counts; a maximum is what its largest step is.
+    is_sum = total is Total.SUM
+
+    def score(spot: Spot) -> Number:
+        moved = spot.value - (spot.baseline or 0) if is_sum else spot.value
+        if rule.operator is Operator.EQUAL:
+            return abs(moved)
+        return moved if rule.operator.is_upper else -moved
+
+    return max(spots, key=score, default=None)
+
+
+def _badness(verdict: Verdict) -> tuple[int, Fraction]:
+    """Sort key: failed, not judged, failed warnings, the rest; in each the furthest beyond its limit first."""
+    is_error = verdict.rule.level is Level.ERROR
+    ranks = {Outcome.FAILED: 0, Outcome.NOT_JUDGED: 1, Outcome.PASSED: 4}
+    rank = ranks[verdict.outcome] + (0 if is_error or verdict.outcome is Outcome.PASSED else 2)
+    if verdict.outcome is not Outcome.FAILED or verdict.excess is None or verdict.limit is None:
+        return rank, Fraction(0)
+    # Relative to the limit, so that rules on tokens and on groups can be ordered; beyond 0 is beyond measure.
+    return rank, -verdict.excess / abs(verdict.limit) if verdict.limit else Fraction(-(10**12)) - verdict.excess

@@ -1,0 +1,170 @@
+"""What judging by rules comes to: rules with their places, verdicts, and the report of a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from tokenaudit.compare.metric_values import Number
+from tokenaudit.gate.rule import Level, Operator, Rule
+from tokenaudit.replay.result import InputInfo, Notice
+
+GATE_SCHEMA_VERSION = 1
+"""Version of the JSON that `gate` writes."""
+KIND_GATE = "tokenaudit.gate"
+
+PASS, FAIL, COULD_NOT_JUDGE = 0, 1, 2
+"""Exit codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a rule stands.
+
+    Attributes:
+        name: what messages call it: a file without folders, "--rule", or another source.
+        path: the file as the user named it; None where the rule is in no file.
+        line: its line in that file, from 1.
+    """
+
+    name: str
+    path: str | None = None
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """File and line, or what else the rule came from."""
+        return self.name if self.line is None else f"{self.name}, line {self.line}"
+
+
+BY_DEFAULT = Origin("no rules given")
+"""Origin of the rules that hold when there are no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRule:
+    """A rule and where it stands."""
+
+    rule: Rule
+    origin: Origin
+
+
+class Outcome(StrEnum):
+    """What became of a rule."""
+
+    FAILED = "failed"
+    """The figure is beyond the limit."""
+    NOT_JUDGED = "not judged"
+    """There was nothing to hold against the limit."""
+    PASSED = "passed"
+    """The figure is within the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A figure at one step, or of one task there.
+
+    Attributes:
+        train_step: the step; None: the whole run.
+        task: the task; None: all together.
+        value: the figure.
+        baseline: the baseline's figure; None without one.
+    """
+
+    train_step: int | None
+    task: str | None
+    value: Number
+    baseline: Number | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A rule, judged.
+
+    Attributes:
+        located: the rule.
+        outcome: what became of it.
+        reason: why it could not be judged; empty where it was.
+        value: the figure that came nearest to the limit, or went furthest beyond it.
+        counts: numerator and denominator, where that figure is a rate.
+        baseline: the baseline's figure; None for absolute rules.
+        limit: the loosest limit of the rule.
+        worst_step: where the figure is worst.
+        worst_task: the task with the worst figure there.
+        judged: how many values were held against the limit.
+        failed: how many of them are beyond it.
+    """
+
+    located: LocatedRule
+    outcome: Outcome
+    reason: str = ""
+    value: Number | None = None
+    counts: tuple[Number, Number] | None = None
+    baseline: Number | None = None
+    limit: Fraction | None = None
+    worst_step: Spot | None = None
+    worst_task: Spot | None = None
+    judged: int = 0
+    failed: int = 0
+
+    @property
+    def rule(self) -> Rule:
+        """The rule itself."""
+        return self.located.rule
+
+    @property
+    def excess(self) -> Fraction | None:
+        """How far the value is beyond the limit; negative where it is within."""
+        if self.value is None or self.limit is None:
+            return None
+        return excess(self.rule.operator, self.value, self.limit)
+
+    @property
+    def has_improved(self) -> bool:
+        """Whether the figure is strictly better than the baseline's."""
+        if self.outcome is not Outcome.PASSED or self.value is None or self.baseline is None:
+            return False
+        if self.rule.operator is Operator.EQUAL or self.rule.scope.steps is not None:
+            return False
+        return self.value < self.baseline if self.rule.operator.is_upper else self.value > self.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """All rules, judged.
+
+    Attributes:
+        inputs: the logs behind the result.
+        baseline: the logs behind the baseline; None without one.
+        steps: steps of the run.
+        tasks: its tasks.
+        verdicts: the worst first.
+        notices: what to know before trusting the figures.
+    """
+
+    inputs: tuple[InputInfo, ...]
+    baseline: tuple[InputInfo, ...] | None
+    steps: int
+    tasks: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    notices: tuple[Notice, ...]
+
+    def count(self, outcome: Outcome, level: Level | None = None) -> int:
+        """Rules with that outcome, of that level."""
+        return sum(verdict.outcome is outcome and level in (None, verdict.rule.level) for verdict in self.verdicts)
+
+    def exit_code(self, *, exit_zero: bool = False) -> int:
+        """0 judged and fine, 1 judged and failed, 2 could not judge. `exit_zero` turns 1 into 0 and keeps 2."""
+        could_judge = any(verdict.outcome is not Outcome.NOT_JUDGED for verdict in self.verdicts)
+        all_judged = could_judge and not self.count(Outcome.NOT_JUDGED, Level.ERROR)
+        if self.count(Outcome.FAILED, Level.ERROR) and not exit_zero:
+            return FAIL
+        return PASS if all_judged else COULD_NOT_JUDGE
+
+
+def excess(operator: Operator, value: Number, limit: Fraction) -> Fraction:
+    """How far a value is beyond a limit; negative where it is within."""
+    if operator is Operator.EQUAL:
+        return abs(value - limit)
+    return value - limit if operator.is_upper else limit - value

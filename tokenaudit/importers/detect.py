@@ -1,0 +1,103 @@
+"""Read what other trainers write: one module per format, found by name or by looking at the files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
+from tokenaudit.contracts.files import named_twice
+from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
+from tokenaudit.importers.base import Importer, Problems
+from tokenaudit.importers.compressed import first_compressed
+from tokenaudit.importers.files import first_keys, source_files
+
+IMPORTERS: dict[str, Importer] = {
+    importer.name: importer
+    for importer in (
+        xtuner.BATCHES,
+        xtuner.BUFFER,
+        texts.XTUNER,
+        areal.IMPORTER,
+        prime_rl.IMPORTER,
+        slime.IMPORTER,
+        texts.VERL,
+        verl_queue.IMPORTER,
+        nemo_rl.IMPORTER,
+        tinker.IMPORTER,
+        texts.TRL,
+        generic.IMPORTER,
+    )
+}
+"""Formats by name, in the order in which files are held against them."""
+
+_ALIASES = {"miles": "slime"}
+"""Other names of formats: miles writes what slime does."""
+
+_LOOKED_AT = 1000
+"""Files that are opened to tell the format of a folder."""
+
+
+def importer_named(name: str) -> Importer:
+    """The importer of a format.
+
+    Raises:
+        SourceError: there is none.
+    """
+    importer = IMPORTERS.get(_ALIASES.get(name, name))
+    if importer is None:
+        raise SourceError(Problem(f"unknown format {shown(name)}", None, nearest_hint(name, IMPORTERS, "formats")))
+    return importer
+
+
+def files_of(importer: Importer, paths: Sequence[Path]) -> tuple[list[Path], int]:
+    """The files of a format behind paths, in order, and how many files of a folder are something else.
+
+    Files that were named are taken at their word.
+
+    Raises:
+        SourceError: a path that isn't there, a file that is named twice, or nothing to import.
+    """
+    kept: list[Path] = []
+    passed_over = 0
+    for path in paths:
+        found = source_files([path], importer.suffixes)
+        fitting = [file for file in found if not path.is_dir() or importer.looks_like(file, first_keys(file))]
+        kept += fitting
+        passed_over += len(found) - len(fitting)
+    if not kept:
+        what = f"no file looks like {importer.title}"
+        nothing = Problem(what, ", ".join(map(str, paths)), f"its files are {importer.files}")
+        raise SourceError(first_compressed(source_files(paths, importer.suffixes)[:_LOOKED_AT]) or nothing)
+    twice = Problems()
+    for problem in named_twice(kept, "dump"):
+        twice.add(problem)
+    if twice.count:
+        raise SourceError(twice.all())
+    return kept, passed_over
+
+
+def detected(paths: Sequence[Path]) -> Importer:
+    """The format that files look like.
+
+    Raises:
+        SourceError: none, or more than one.
+    """
+    suffixes = sorted({suffix for importer in IMPORTERS.values() for suffix in importer.suffixes})
+    found: Counter[str] = Counter()
+    looked_at = source_files(paths, suffixes)[:_LOOKED_AT]
+    for path in looked_at:
+        keys = first_keys(path)
+        name = next((name for name, importer in IMPORTERS.items() if importer.looks_like(path, keys)), None)
+        if name is not None:
+            found[name] += 1
+    where = ", ".join(map(str, paths))
+    if not found:
+        hint = "tokenaudit import --list tells the formats; --from generic reads any table with --map theirs=ours"
+        unknown = Problem("the files look like no known format", where, hint)
+        raise SourceError(first_compressed(looked_at) or unknown)
+    if len(found) > 1:
+        counts = ", ".join(f"{name} ({count} file{'s' * (count > 1)})" for name, count in found.most_common())
+        raise SourceError(Problem(f"the files look like several formats: {counts}", where, "choose one with --from"))
+    return IMPORTERS[next(iter(found))]

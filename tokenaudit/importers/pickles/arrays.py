@@ -1,0 +1,216 @@
+"""Tensors and arrays of a dump that stay in the file until they, or rows of them, are asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.importers.pickles.source import AT_ONCE, Source, StoredBytes
+from tokenaudit.importers.pickles.values import PickleFault, Record
+
+BFLOAT16 = "bf16"
+"""The kind that numpy lacks: the upper half of a float32."""
+_MAX_AXES = 8
+_DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
+_TEXT = re.compile(r"U[0-9]{1,6}")
+_MAX_TEXT = 1 << 12
+"""Bytes of a text of numpy that is read at once."""
+_SPARSE, _PIECE = 2, 4096
+"""A tensor is read at once if it fills half of the place from its first to its last element, or that is small."""
+_PIECE_COST = 16
+"""Elements that a reading of its own counts as."""
+
+
+class _Shaped:
+    """What has a shape."""
+
+    __slots__ = ()
+
+    shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return _shown(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Its axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredArray(_Shaped):
+    """A tensor in a file.
+
+    Attributes:
+        source: the file.
+        start: byte at which its numbers begin.
+        kind: their type, as numpy names it, or `BFLOAT16`.
+        shape: its extents.
+        strides: elements from one index of an axis to the next.
+    """
+
+    source: Source
+    start: int
+    kind: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """A copy of all of it. Raises like `Source.read` and `Source.spend`, and for more than `AT_ONCE`."""
+        dtype = np.dtype("<u2" if self.kind == BFLOAT16 else self.kind)
+        if self.size > AT_ONCE:
+            raise self.source.fault(f"an array of {self.size} elements, where up to {AT_ONCE} are read")
+        # many tensors may share one storage, and an expanded one is larger than its own
+        self.source.spend(self.size)
+        array = self._numbers(dtype)
+        return (array.astype(np.uint32) << 16).view(np.float32) if self.kind == BFLOAT16 else array
+
+    def row(self, index: int, count: int) -> np.ndarray[Any, Any]:
+        """The first numbers of one row of a table. Raises like `read`."""
+        start = self.start + index * self.strides[0] * element_bytes(self.kind)
+        return replace(self, start=start, shape=(count,), strides=self.strides[1:]).read()
+
+    def _numbers(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        if self.size == 0:
+            return np.zeros(self.shape, dtype=dtype)
+        reach = 1 + last_element(self.shape, self.strides)
+        if reach > _SPARSE * self.size + _PIECE and self.ndim:
+            # a column of a wide table, say: most of what lies between is none of it
+            self.source.spend(_PIECE_COST * self.shape[0])
+            width = self.strides[0] * dtype.itemsize
+            rows = (
+                replace(self, start=self.start + index * width, shape=self.shape[1:], strides=self.strides[1:])
+                for index in range(self.shape[0])
+            )
+            return np.stack([row._numbers(dtype) for row in rows])
+        flat = np.frombuffer(self.source.read(self.start, reach * dtype.itemsize), dtype=dtype)
+        return np.lib.stride_tricks.as_strided(
+            flat, self.shape, [step * dtype.itemsize for step in self.strides]
+        ).copy()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TextArray(_Shaped):
+    """An array whose bytes are written as a text, as protocols before 3 write them.
+
+    Attributes:
+        content: its bytes.
+        kind: the type of its numbers, as numpy names it.
+        shape: its extents.
+        order: "C" or "F".
+    """
+
+    content: StoredBytes
+    kind: str
+    shape: tuple[int, ...]
+    order: Any
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """A copy of all of it. Raises like `StoredBytes.read`, and for a shape that doesn't fit the bytes."""
+        if self.size > AT_ONCE:
+            raise self.content.source.fault(f"an array of {self.size} elements, where up to {AT_ONCE} are read")
+        self.content.source.spend(self.size)
+        try:
+            return np.frombuffer(self.content.read(), dtype=self.kind).reshape(self.shape, order=self.order)
+        except ValueError as error:
+            raise self.content.source.fault("an array whose shape doesn't fit its bytes") from error
+
+    def row(self, index: int, count: int) -> np.ndarray[Any, Any]:
+        """The first numbers of one row of a table. Raises like `read`."""
+        return self.read()[index, :count]
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return f"<array of shape {list(shape)}>"
+
+
+def element_bytes(kind: str) -> int:
+    """Bytes of one number."""
+    return 2 if kind == BFLOAT16 else np.dtype(kind).itemsize
+
+
+def last_element(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How far behind the first element the last one lies."""
+    return sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
+
+
+def tensor_shape(shape: Any, strides: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The extents and strides of a tensor, checked.
+
+    Raises:
+        PickleFault: they are none.
+    """
+    if not _are_whole(shape) or not _are_whole(strides) or len(shape) != len(strides) or len(shape) > _MAX_AXES:
+        raise PickleFault("a tensor whose shape makes no sense")
+    return shape, strides
+
+
+def kind_of(dtype: Any) -> np.dtype[Any] | None:
+    """The type of plain numbers that a file names; None for any other."""
+    code, order = _named_type(dtype)
+    return np.dtype(order + code) if _DTYPE.fullmatch(code) else None
+
+
+def text_of(dtype: Any, content: Any) -> str | None:
+    """A short text of numpy; None if it is something else. Raises like `StoredBytes.read`."""
+    code, order = _named_type(dtype)
+    if not _TEXT.fullmatch(code) or not isinstance(content, bytes | StoredBytes):
+        return None
+    if isinstance(content, StoredBytes):
+        if content.size > _MAX_TEXT:
+            return None
+        content = content.read()
+    return content.decode("utf-32-be" if order == ">" else "utf-32-le", "replace").rstrip("\0")
+
+
+def _named_type(dtype: Any) -> tuple[str, str]:
+    """The code of a type as numpy names it, empty if it is none, and the order of its bytes."""
+    code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" and dtype.arguments else ""
+    if not isinstance(code, str):
+        return "", "<"
+    is_big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
+    return code, ">" if is_big else "<"
+
+
+def array_of(
+    shape: Any, dtype: Any, content: Any, order: str = "C"
+) -> np.ndarray[Any, Any] | StoredArray | TextArray | Record:
+    """An array of numpy from its bytes; one of texts, times or anything but plain numbers is a record without them.
+
+    Raises:
+        PickleFault: content that is no bytes, or a shape that doesn't fit the bytes.
+    """
+    kind = kind_of(dtype)
+    if kind is None:
+        return Record("numpy.ndarray")
+    if not isinstance(content, bytes | StoredBytes):
+        raise PickleFault("an array without its bytes")
+    if not _are_whole(shape) or len(shape) > _MAX_AXES:
+        raise PickleFault("an array whose shape makes no sense")
+    size = math.prod(shape) * kind.itemsize
+    if isinstance(content, StoredBytes) and content.is_text:
+        if not content.size // 2 <= size <= content.size:
+            raise PickleFault("an array whose shape doesn't fit its bytes")
+        return TextArray(content, kind.str, shape, order)
+    if size != (content.size if isinstance(content, StoredBytes) else len(content)):
+        raise PickleFault("an array whose shape doesn't fit its bytes")
+    if isinstance(content, bytes):
+        return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if order == "F" else "C")
+    strides = [math.prod(shape[axis + 1 :] if order == "C" else shape[:axis]) for axis in range(len(shape))]
+    return StoredArray(content.source, content.start, kind.str, shape, tuple(strides))
+
+
+def _are_whole(values: Any) -> bool:
+    """Whether values are a tuple of whole numbers of at least 0."""
+    return isinstance(values, tuple) and all(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40 for value in values
+    )

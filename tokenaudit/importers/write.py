@@ -1,0 +1,201 @@
+"""Write what an importer reads as a rollout log: streamed, checked, and there only if all of it could be read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.contracts.errors import Problem, RecordError, SourceError
+from tokenaudit.contracts.files import replacing
+from tokenaudit.contracts.schema import META_LIMITS, EventKind
+from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
+from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
+from tokenaudit.record.event_rows import RESPONSE_COLUMNS, converted, event_row, put_rows
+from tokenaudit.record.part_files import cost_of
+
+FLUSH_ELEMENTS = 4_000_000
+"""Elements of token columns, plus 64 per row, that are held before they are written."""
+
+
+@dataclass(slots=True)
+class Imports:
+    """What was imported.
+
+    Attributes:
+        events: events by kind.
+        responses: responses of all puts.
+        tokens: their tokens.
+        precisions: responses by version precision.
+        train_steps: first and last train step.
+        limits: what the source leaves out.
+    """
+
+    events: Counter[str] = field(default_factory=Counter)
+    responses: int = 0
+    tokens: int = 0
+    precisions: Counter[str] = field(default_factory=Counter)
+    train_steps: tuple[int, int] | None = None
+    limits: tuple[str, ...] = ()
+
+    def count(self, rows: Sequence[Row]) -> None:
+        """Count the rows of one event."""
+        first = rows[0]
+        self.events[first["event"]] += 1
+        step = first.get("train_step")
+        if step is not None:
+            low, high = self.train_steps or (step, step)
+            self.train_steps = (min(low, step), max(high, step))
+        if first["event"] == EventKind.PUT:
+            self.responses += len(rows)
+            self.tokens += sum(row["response_len"] for row in rows)
+            self.precisions.update(str(row.get("version_precision", "exact")) for row in rows)
+
+
+def import_log(importer: Importer, files: Sequence[Path], context: Context, output: Path) -> Imports:
+    """Read files of a format and write a log.
+
+    Args:
+        importer: the format.
+        files: its files, in order.
+        context: what the importer is told.
+        output: the Parquet file to write; it appears once it is whole.
+
+    Raises:
+        SourceError: files or records that can't be read, all at once, or no response at all; nothing is written.
+        UsageError: the log can't be written.
+    """
+    with replacing(output) as stream:
+        imports = _write(importer, files, context, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_folder(output.parent)
+    return imports
+
+
+def _write(importer: Importer, files: Sequence[Path], context: Context, stream: object) -> Imports:
+    imports, watch = Imports(), VersionWatch()
+    schema = log_schema(token_columns=True)
+    metadata = log_metadata(None, f"tokenaudit import --from {importer.name}")
+    pending: list[Row] = []
+    cost = 0
+    with pq.ParquetWriter(stream, schema.with_metadata(metadata), compression="zstd") as writer:
+        for event_id, rows in enumerate(checked_events(importer, files, context), start=1):
+            imports.count(rows)
+            watch.see(rows)
+            pending += [row | {"event_id": event_id} for row in rows]
+            cost += cost_of(rows)
+            if cost >= FLUSH_ELEMENTS:
+                _flush(writer, pending)
+                pending, cost = [], 0
+        _flush(writer, pending)
+        if context.problems.count:
+            raise SourceError(context.problems.all())
+        check_responses(imports.responses > 0, importer, files)
+        imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *watch.resets())
+        if imports.limits:
+            writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
+    return imports
+
+
+def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
+    if rows:
+        writer.write_table(
+            pa.Table.from_batches(log_table(rows, token_columns=True, metadata={}).to_batches(), writer.schema)
+        )
+
+
+def check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
+    """Refuse files without any response.
+
+    Raises:
+        SourceError: there is none.
+    """
+    if not has_some:
+        raise SourceError(Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some"))
+
+
+def checked_events(importer: Importer, files: Sequence[Path], context: Context) -> Iterator[list[Row]]:
+    """The rows of every event of a source, checked like those of a recorder; faults are noted in the context."""
+    for imported in importer.read(files, context):
+        try:
+            yield _rows(imported)
+        except RecordError as error:
+            for problem in error.problems:
+                where = f"{imported.where}, {problem.where}" if problem.where else imported.where
+                context.problems.add(Problem(problem.what, where, problem.hint))
+
+
+def _rows(imported: Imported) -> list[Row]:
+    if isinstance(imported, ImportedEvent):
+        return [event_row(EventKind(imported.values.get("event", "put")), **_without_event(imported))]
+    responses = [{name: value for name, value in row.items() if name in RESPONSE_COLUMNS} for row in imported.rows]
+    steps = [row.get("model_step") for row in imported.rows]
+    newest = max((step for step in steps if step is not None), default=None)
+    rows = put_rows(
+        responses,
+        group_id=imported.group_id,
+        train_step=imported.train_step,
+        model_step=newest,
+        task_name=imported.task_name,
+        time_us=imported.rows[0].get("time_us"),
+    )
+    for row, step in zip(rows, steps, strict=True):
+        row["model_step"] = step
+    return [converted(row) for row in rows]
+
+
+def _without_event(imported: ImportedEvent) -> Row:
+    return {name: value for name, value in imported.values.items() if name != "event"}
+
+
+class VersionWatch:
+    """Notices when versions begin anew while train steps go on, as after a resume that reset the source's counter."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._range: tuple[int, int] | None = None
+        self._floor: tuple[int, int] | None = None
+        self._resets: list[str] = []
+
+    def see(self, rows: Sequence[Row]) -> None:
+        """Look at the rows of the next event."""
+        if rows[0]["event"] != EventKind.PUT:
+            return
+        step = rows[0]["train_step"]
+        if step != self._step:
+            self._close()
+            self._step = step
+        for row in rows:
+            versions = row.get("response_model_steps")
+            found = [int(versions.min()), int(versions.max())] if versions is not None and len(versions) else []
+            found += [row[name] for name in ("model_step", "model_step_end") if row.get(name) is not None]
+            if found:
+                low, high = self._range or (found[0], found[0])
+                self._range = (min(low, *found), max(high, *found))
+
+    def _close(self) -> None:
+        """A step ends: its versions must not all lie below those of an earlier step."""
+        if self._range is None:
+            return
+        low, high = self._range
+        if self._floor is not None and high < self._floor[1] and self._step > self._floor[0]:
+            self._resets.append(
+                f"versions begin anew: train step {self._step} has none above {high}, although train step "
+                f"{self._floor[0]} had none below {self._floor[1]}; a resumed run has reset its counter, so staleness "
+                "behind it is wrong: import what each run wrote by itself, with its --version-offset"
+            )
+            self._floor = None
+        if self._floor is None or low > self._floor[1]:
+            self._floor = (self._step, low)
+        self._range = None
+
+    def resets(self) -> list[str]:
+        """What was noticed, the first few."""
+        self._close()
+        return self._resets[:5]

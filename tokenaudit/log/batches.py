@@ -1,0 +1,264 @@
+"""The rows of a log in batches of bounded size, read one after the other or ahead by several threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.log.columns import Bools, Int64s, check_dictionary, integers, nulls, text_codes
+from tokenaudit.log.files import (
+    COPY_AGAIN,
+    LIST_COLUMNS,
+    MAX_BATCH_ROWS,
+    MAX_ROW_ELEMENTS,
+    TARGET_BATCH_ELEMENTS,
+    TEXT_COLUMNS,
+    Log,
+    LogBatch,
+    LogFile,
+    first_line,
+)
+from tokenaudit.log.prefetch import Ahead
+
+MAX_UNTOLD_ELEMENTS = 2**28
+"""List elements of a row group that doesn't tell the length of its responses: one row could hold them all."""
+SMALL_PIECE_ELEMENTS = 2**23
+"""List elements that a thread may hold at once, whatever rows they stand in."""
+MAX_WORKERS = 8
+"""Threads that read; more of them would only hold more memory."""
+
+_PIECE_BATCHES = 4
+_LANE_BYTES = 16 << 20
+_BUFFER_BYTES = 1 << 20
+"""How much of a column is read from a file at a time; without it pyarrow reads whole column chunks."""
+
+_OTHER_EVENTS = frozenset(kind.value for kind in EventKind if kind is not EventKind.PUT)
+
+T = TypeVar("T")
+
+
+class _Piece(NamedTuple):
+    """Consecutive row groups of a file, read by one thread.
+
+    Attributes:
+        file: the file.
+        row_groups: their indices.
+        first_row: row of the file that the first of them begins with.
+        rows: rows in them.
+    """
+
+    file: LogFile
+    row_groups: range
+    first_row: int
+    rows: int
+
+
+def read_batches(
+    log: Log, columns: Sequence[str], on_progress: Callable[[int], None] | None = None
+) -> Iterator[LogBatch]:
+    """Stream the rows of a log, one batch in memory at a time.
+
+    Args:
+        log: an opened log.
+        columns: names of the columns to read; those a file lacks are left out of its batches.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: a file is damaged behind its footer, vanished, or holds rows longer than any response.
+    """
+    rows_done = 0
+    for piece in _pieces(log):
+        for batch in _piece_batches(piece, columns):
+            yield batch
+            rows_done += batch.rows
+            if on_progress is not None:
+                on_progress(rows_done)
+
+
+def map_batches(
+    log: Log,
+    columns: Sequence[str],
+    function: Callable[[LogBatch], T],
+    *,
+    rows_of: Callable[[T], int],
+    weigh: Callable[[T], int],
+    limit: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> Iterator[T]:
+    """What `function` makes of every batch of a log, in the order of the log; threads work ahead of the reader.
+
+    Args:
+        log: an opened log.
+        columns: as for `read_batches`.
+        function: called by several threads at a time.
+        rows_of: rows of the batch behind a value.
+        weigh: bytes that a value keeps in memory.
+        limit: bytes that may wait to be read; every thread has one value and one batch in hand besides.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: as for `read_batches`.
+    """
+    pieces = list(_pieces(log))
+    workers = worker_count()
+    by_column = len(pieces) < workers
+    parts = [map(function, _piece_batches(piece, columns, by_column=by_column)) for piece in pieces]
+    rows_done = 0
+    with Ahead(parts, workers, weigh, limit) as values:
+        for value in values:
+            yield value
+            rows_done += rows_of(value)
+            if on_progress is not None:
+                on_progress(rows_done)
+
+
+def worker_count() -> int:
+    """Threads to read with: the cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_WORKERS)
+
+
+def _pieces(log: Log) -> Iterator[_Piece]:
+    """The log, cut at row groups into pieces that keep a thread busy for a while."""
+    for file in log.files:
+        first_group = first_row = rows = 0
+        for index in range(file.metadata.num_row_groups):
+            rows += file.metadata.row_group(index).num_rows
+            if rows >= _PIECE_BATCHES * file.batch_rows or index == file.metadata.num_row_groups - 1:
+                yield _Piece(file, range(first_group, index + 1), first_row, rows)
+                first_group, first_row, rows = index + 1, first_row + rows, 0
+
+
+def _piece_batches(piece: _Piece, columns: Sequence[str], *, by_column: bool = False) -> Iterator[LogBatch]:
+    """The batches of a piece; `by_column` reads every list column in a thread of its own."""
+    file = piece.file
+    wanted = [name for name in columns if name in file.columns]
+    lists = [name for name in wanted if name in LIST_COLUMNS]
+    others = [name for name in wanted if name not in LIST_COLUMNS]
+    first_row = piece.first_row
+    try:
+        batch_rows = _batch_rows(piece, lists)
+        lanes = [[name] for name in lists[1:]] if by_column else []
+        lanes.insert(0, [*others, *lists[:1]] if by_column else wanted)
+        for arrays, rows in _laned_batches(piece, lanes, batch_rows):
+            for name in TEXT_COLUMNS:
+                if name in arrays:
+                    check_dictionary(arrays[name])
+            yield LogBatch(file.path, first_row, arrays, rows)
+            first_row += rows
+        if first_row != piece.first_row + piece.rows:
+            missing = piece.first_row + piece.rows - first_row
+            where = f"{file.path}, behind row {first_row}"
+            raise LogError(Problem(f"damaged Parquet file: {missing} rows are missing", where, COPY_AGAIN))
+    except (pa.ArrowException, OSError) as error:
+        where = f"{file.path}, behind row {first_row}"
+        raise LogError(Problem(f"damaged Parquet file: {first_line(error)}", where, COPY_AGAIN)) from error
+
+
+def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
+    """Columns by name and rows of every batch; all lanes but the first are read ahead by threads of their own."""
+    with ExitStack() as stack:
+        first, *others = (_record_batches(piece, lane, batch_rows) for lane in lanes)
+        ahead = [stack.enter_context(Ahead([lane], 1, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others]
+        readers = [iter(first), *map(iter, ahead)]
+        waiting = [next(reader, None) for reader in readers]
+        # Lanes of a damaged file can end at different rows; whoever counts the rows tells.
+        while all(batch is not None for batch in waiting):
+            # pyarrow also ends a batch where a dictionary changes, so lanes needn't be cut at the same rows
+            rows = min(batch.num_rows for batch in waiting if batch is not None)
+            columns: dict[str, pa.Array] = {}
+            for position, batch in enumerate(waiting):
+                assert batch is not None
+                columns |= zip(batch.schema.names, batch.slice(0, rows).columns, strict=True)
+                left = batch.slice(rows)
+                waiting[position] = left if left.num_rows else next(readers[position], None)
+            yield columns, rows
+
+
+def _record_batches(piece: _Piece, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """One thread's reading; pyarrow's own threads would only get in the way of the others."""
+    options = {
+        "metadata": piece.file.metadata,
+        "pre_buffer": False,
+        "buffer_size": _BUFFER_BYTES,
+        # A long name that every row repeats would otherwise be there once for each of them.
+        "read_dictionary": [name for name in TEXT_COLUMNS if name in columns],
+    }
+    with pq.ParquetFile(piece.file.path, **options) as parquet:
+        yield from parquet.iter_batches(
+            batch_size=batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+        )
+
+
+def _batch_rows(piece: _Piece, lists: list[str]) -> int:
+    """Rows per batch: those of the file, or fewer where long responses stand together; many without list columns.
+
+    The footer tells the elements of a row group but not those of a row, so a small file could hold one row of
+    billions. `response_len` is read first: it tells how long the rows may be, or the row groups must be small
+    enough to be decoded whatever their rows hold.
+    """
+    if not lists:
+        return MAX_BATCH_ROWS
+    rows = piece.file.batch_rows
+    elements = _most_elements(piece, lists)
+    if elements <= SMALL_PIECE_ELEMENTS:
+        return rows
+    lengths = _told_lengths(piece)
+    if lengths is None:
+        if elements > MAX_UNTOLD_ELEMENTS:
+            what = f"a row group holds {elements} list elements and doesn't tell the length of every response"
+            hint = f"write response_len, or row groups of up to {MAX_UNTOLD_ELEMENTS} elements"
+            raise LogError(Problem(what, _where(piece), hint))
+        return rows
+    longest, told = int(lengths.max(initial=0)), int(np.maximum(lengths, 1).sum())
+    if min(longest, elements) > MAX_ROW_ELEMENTS or elements - told > MAX_ROW_ELEMENTS:
+        what = f"lists of {elements} elements for responses of {told} tokens, the longest of {longest}"
+        hint = f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response; record long ones as runs"
+        raise LogError(Problem(what, _where(piece), hint))
+    while rows > 1 and _largest_batch(lengths, rows) > 2 * TARGET_BATCH_ELEMENTS:
+        rows = -(-rows // 2)
+    return rows
+
+
+def _where(piece: _Piece) -> str:
+    return f"{piece.file.path}, rows {piece.first_row} to {piece.first_row + piece.rows - 1}"
+
+
+def _most_elements(piece: _Piece, lists: list[str]) -> int:
+    """Elements of the list column that has most of them."""
+    groups = [piece.file.chunks[index] for index in piece.row_groups]
+    return max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
+
+
+def _told_lengths(piece: _Piece) -> Int64s | None:
+    """`response_len` of all rows, 0 where there is no put; None unless every put tells it."""
+    columns = [name for name in ("event", "response_len") if name in piece.file.columns]
+    if "response_len" not in columns:
+        return None
+    lengths: list[Int64s] = []
+    for batch in _record_batches(piece, columns, piece.rows):
+        recorded = batch.column("response_len")
+        if (nulls(recorded) & _may_be_put(batch)).any():
+            return None
+        lengths.append(np.maximum(integers(recorded, batch.num_rows, fill=0), 0))
+    return np.concatenate(lengths)
+
+
+def _may_be_put(batch: pa.RecordBatch) -> Bools:
+    event = batch.column("event") if "event" in batch.schema.names else None
+    return text_codes(event, batch.num_rows, lambda text: int(text in _OTHER_EVENTS)) == 0
+
+
+def _largest_batch(lengths: Int64s, rows: int) -> int:
+    """Elements of the largest batch of this many rows."""
+    if len(lengths) == 0:
+        return 0
+    return int(np.add.reduceat(lengths, np.arange(0, len(lengths), rows)).max())

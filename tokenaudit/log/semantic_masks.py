@@ -1,0 +1,112 @@
+"""Semantic masks as runs: what a workload keeps of them, and what their prefixes hold."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.log.columns import Bools, Int64s, Lists
+
+
+class SemanticMasks:
+    """Masks of R responses as runs of equal values; a response without runs is all ones.
+
+    Args:
+        first: index of each response's first run, shape [R + 1].
+        start: position in the response at which each run begins.
+        is_one: whether the tokens of each run are in the loss.
+    """
+
+    def __init__(self, first: Int64s, start: Int64s, is_one: Bools) -> None:
+        self._first = first
+        self._start = start
+        self._is_one = is_one
+        lengths = np.diff(start, append=0)
+        ones = np.cumsum(np.where(is_one, lengths, 0)) - np.where(is_one, lengths, 0)
+        # The last run of a response has no length of its own; what it adds to later responses falls out here.
+        base = np.repeat(ones[np.minimum(first[:-1], max(len(ones) - 1, 0))], np.diff(first)) if len(ones) else ones
+        self._ones_before = ones - base
+        # Plain memory hands out Python integers, which single look-ups need.
+        self._first_at, self._start_at = first.data, start.data
+        self._is_one_at, self._ones_before_at = is_one.data, self._ones_before.data
+
+    def __len__(self) -> int:
+        return len(self._first) - 1
+
+    def trainable(self, row: int, tokens: int) -> int:
+        """Tokens in the loss among the first `tokens` of a response; cost grows with the logarithm of its runs."""
+        low, high = self._first_at[row], self._first_at[row + 1]
+        if low == high or tokens == 0:
+            return tokens
+        run = bisect_right(self._start_at, tokens - 1, low, high) - 1
+        return self._ones_before_at[run] + (tokens - self._start_at[run] if self._is_one_at[run] else 0)
+
+    def take(self, rows: Int64s) -> SemanticMasks:
+        """The masks of some responses, in the order of `rows`."""
+        counts = (self._first[1:] - self._first[:-1])[rows]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        index = np.repeat(self._first[rows] - first[:-1], counts) + np.arange(first[-1])
+        return SemanticMasks(first, self._start[index], self._is_one[index])
+
+    def prefixes(self, rows: Int64s, tokens: Int64s) -> np.ndarray[Any, np.dtype[np.int8]]:
+        """The first tokens of the masks of some responses, one after the other, as 0 and 1.
+
+        Args:
+            rows: responses that have a mask.
+            tokens: how many tokens of each, as many as it has at most.
+        """
+        picked = self.take(rows)
+        counts = np.diff(picked._first)
+        ends = np.append(picked._start[1:], 0)
+        ends[picked._first[1:] - 1] = tokens
+        limit = np.repeat(tokens, counts)
+        lengths = np.minimum(ends, limit) - np.minimum(picked._start, limit)
+        return np.repeat(picked._is_one.astype(np.int8), lengths)
+
+    def told(self) -> SemanticMasks:
+        """The same masks, without runs where a mask is all ones."""
+        first, counts = self._first[:-1], np.diff(self._first)
+        # Neighbouring runs differ, so a mask of all ones is a single run.
+        is_all_ones = counts == 1
+        is_all_ones[is_all_ones] = self._is_one[first[is_all_ones]]
+        kept = np.repeat(~is_all_ones, counts)
+        left = np.concatenate([[0], np.cumsum(np.where(is_all_ones, 0, counts))])
+        return SemanticMasks(left, self._start[kept], self._is_one[kept])
+
+    def arrays(self) -> tuple[Int64s, Int64s, Bools]:
+        """What it was made of."""
+        return self._first, self._start, self._is_one
+
+
+def masks_of(lists: Lists) -> SemanticMasks:
+    """Reduce a column of masks; null and empty lists are all ones."""
+    lengths = lists.lengths
+    flags = lists.values if lists.values.dtype == np.bool_ else lists.values != 0
+    starts = np.cumsum(lengths) - lengths
+    is_head = np.ones(len(flags), dtype=np.bool_)
+    np.not_equal(flags[1:], flags[:-1], out=is_head[1:])
+    is_head[starts[lengths > 0]] = True
+    heads = np.flatnonzero(is_head)
+    owner = np.searchsorted(starts, heads, side="right") - 1
+    # Of responses that begin at the same position only the last one has tokens.
+    first = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(lengths)))])
+    return SemanticMasks(first, heads - starts[owner], flags[heads])
+
+
+def joined(parts: Sequence[SemanticMasks]) -> SemanticMasks:
+    """Masks of several batches, one after the other."""
+    counts = [np.diff(part.arrays()[0]) for part in parts]
+    return SemanticMasks(
+        np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
+        np.concatenate([part.arrays()[1] for part in parts]),
+        np.concatenate([part.arrays()[2] for part in parts]),
+    )
+
+
+def no_masks(responses: int) -> SemanticMasks:
+    """Masks that are all ones."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return SemanticMasks(np.zeros(responses + 1, dtype=np.int64), nothing, np.zeros(0, dtype=np.bool_))

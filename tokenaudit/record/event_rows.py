@@ -1,0 +1,261 @@
+"""Events handed to a recorder become rows: checked and copied at once, converted later by whoever writes them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.contracts.errors import Problem, RecordError, nearest_hint, shown
+from tokenaudit.contracts.schema import COLUMNS, DEFAULT_TASK, TOKEN_COLUMNS, VERSION_RUNS, ColumnType, EventKind
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.writer import Row, element_type
+
+_OF_EVENT = ("event", "event_id", "train_step", "model_step", "task_name", "group_id", "time_us", VERSION_RUNS)
+RESPONSE_COLUMNS: dict[str, ColumnType] = {
+    column.name: column.type for column in COLUMNS if EventKind.PUT in column.events and column.name not in _OF_EVENT
+}
+"""What a response of a put may tell; the other columns belong to the whole put."""
+
+_MASK = "response_mask"
+_WIDE = ("group_id", "rollout_id", "time_us", "generate_time_us")
+_STATUSES = tuple(status.value for status in Status)
+
+
+def put_rows(
+    group: Sequence[Mapping[str, Any]],
+    *,
+    group_id: int,
+    train_step: int,
+    model_step: int | None = None,
+    task_name: str = DEFAULT_TASK,
+    time_us: int | None = None,
+) -> list[Row]:
+    """Rows of a put. Lists are copied, so that the caller may go on changing its own.
+
+    Args:
+        group: the responses, as mappings from `RESPONSE_COLUMNS` to values; `status` is `completed` if left out.
+        group_id: the prompt's group, unique inside the task.
+        train_step: the step the buffer compares versions with.
+        model_step: version that made the new tokens; None if `response_model_steps` are complete.
+        task_name: the task.
+        time_us: microseconds since the run began.
+
+    Raises:
+        RecordError: an unknown name, a value of a wrong type, or lengths that contradict each other; all at once.
+    """
+    shared: Row = {
+        "event": EventKind.PUT.value,
+        "task_name": task_name,
+        "group_id": group_id,
+        "train_step": train_step,
+        "model_step": model_step,
+        "time_us": time_us,
+    }
+    problems = list(_problems(shared, "the put"))
+    if not isinstance(group, Sequence) or not all(isinstance(response, Mapping) for response in group):
+        what = f"the responses are {shown(group)}"
+        raise RecordError([*problems, Problem(what, f"the put of group {shown(group_id)}", "give a list of mappings")])
+    if not group:
+        problems.append(Problem("a put without a response", None, "an empty group has nothing to record"))
+    rows: list[Row] = []
+    for index, response in enumerate(group):
+        where = f"response {index} of group {shown(group_id)}"
+        row = {"status": Status.COMPLETED.value} | _present(response, where) | shared
+        rows.append(row)
+        problems.extend(_unknown(response, where))
+        problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
+        if "rollout_id" not in row:
+            problems.append(Problem("rollout_id is missing", where, "number the responses of a task"))
+        if not problems:
+            problems.extend(_lengths(row, where))
+    if problems:
+        raise RecordError(problems)
+    return rows
+
+
+def event_row(event: EventKind, **values: int | str | None) -> Row:
+    """The row of an event other than a put.
+
+    Raises:
+        RecordError: a value of a wrong type.
+    """
+    row: Row = {"event": event.value} | values
+    problems = list(_problems(row, f"the {event.value}"))
+    if problems:
+        raise RecordError(problems)
+    return row
+
+
+def converted(row: Row) -> Row:
+    """The same row as it is written: token columns are numpy arrays of their types, the reward is a float.
+
+    Raises:
+        RecordError: an element that isn't a number, or doesn't fit.
+    """
+    if row.get("reward") is not None:
+        row["reward"] = float(row["reward"])
+    for name in TOKEN_COLUMNS:
+        values = row.get(name)
+        if values is not None:
+            row[name] = _array(name, values, row)
+    return row
+
+
+def _present(response: Mapping[str, Any], where: str) -> Row:
+    return {
+        name: _copied(name, value, where) if name in TOKEN_COLUMNS else value
+        for name, value in response.items()
+        if value is not None
+    }
+
+
+def _copied(name: str, values: Any, where: str) -> Any:
+    """A copy that the caller's later changes don't reach.
+
+    Raises:
+        RecordError: values that can't be copied.
+    """
+    if isinstance(values, list | tuple):
+        packed = _packed(name, values)
+        return tuple(values) if packed is None else packed
+    try:
+        return np.array(values)
+    except Exception:  # noqa: BLE001 - numpy refuses tensors on a device, with gradients or of bfloat16, each in its way
+        pass
+    try:
+        return values.tolist()
+    except Exception as error:
+        what = f"{name} can't be copied: {type(error).__name__}: {error}"[:200]
+        raise RecordError(Problem(what, where, "give a list or an array with one number per token")) from error
+
+
+def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
+    """A list of integers as an array, in less time than numpy takes or a copy costs later; None for other lists."""
+    try:
+        if name == _MASK:
+            return np.frombuffer(bytes(values), dtype=np.uint8)
+        if element_type(name) == np.int32:
+            return np.frombuffer(struct.pack(f"={len(values)}i", *values), dtype=np.int32)
+    except (TypeError, ValueError, struct.error):
+        pass
+    return None
+
+
+def _unknown(response: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    for name in response:
+        if name not in RESPONSE_COLUMNS:
+            hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
+            yield Problem(f"{shown(name)} is nothing a response tells", where, hint)
+
+
+def _problems(values: Row, where: str) -> Iterator[Problem]:
+    """What is wrong with single values; those of token columns are looked at when they are converted."""
+    for name, value in values.items():
+        if value is None:
+            if name in ("train_step", "group_id", "batch_size"):
+                yield Problem(f"{name} is missing", where, "every event of this kind needs it")
+        elif name == "status":
+            if not isinstance(value, str) or value not in _STATUSES:
+                hint = nearest_hint(value if isinstance(value, str) else "", _STATUSES, "statuses")
+                yield Problem(f"unknown status {shown(value)}", where, hint)
+        elif name in ("task_name", "finish_reason", "version_precision", "event"):
+            if not isinstance(value, str) or not _is_utf8(value):
+                yield Problem(f"{name} is {shown(value)}", where, "it is text that UTF-8 can hold")
+        elif name == "agentic":
+            if not isinstance(value, bool | np.bool_):
+                yield Problem(f"agentic is {shown(value)}", where, "it is true or false")
+        elif name == "reward":
+            if not _is_real(value):
+                yield Problem(f"reward is {shown(value)}", where, "it is a number")
+        elif name in TOKEN_COLUMNS:
+            if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
+                yield Problem(f"{name} is {shown(value)}", where, "it is a list with one number per token")
+        else:
+            yield from _integer_problems(name, value, where)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be written; half of a pair of surrogates, as JSON can hold it, can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        yield Problem(f"{name} is {shown(value)}", where, "it is an integer")
+    elif name in _WIDE:
+        if not -(2**63) < value < 2**63:
+            yield Problem(f"{name} is {shown(value)}", where, "it fits 64 bits")
+    elif not (0 <= value < 2**31 or (name == "seq_staleness" and -(2**31) <= value < 2**31)):
+        yield Problem(f"{name} is {shown(value)}", where, "it is 0 or more and fits 32 bits")
+
+
+def _lengths(row: Row, where: str) -> Iterator[Problem]:
+    """Settle the length of a response and check what else has one entry per token."""
+    versions = row.get("response_model_steps")
+    if "response_len" not in row:
+        tokens = row.get("response_ids", versions)
+        if tokens is None:
+            yield Problem("nothing tells the length of the response", where, "give response_len")
+            return
+        row["response_len"] = len(tokens)
+    length = row["response_len"]
+    if versions is not None and len(versions) > length:
+        yield Problem(f"{len(versions)} versions for {length} tokens", where, "give one per token, or fewer")
+    if versions is not None and len(versions) < length:
+        if row["model_step"] is None:
+            yield Problem(f"{len(versions)} versions for {length} tokens and no model_step", where, "give model_step")
+        row.setdefault("prior_len", len(versions))
+    mask = row.get("response_mask")
+    if mask is not None and len(mask) != length:
+        yield Problem(f"{len(mask)} mask entries for {length} tokens", where, "give one per token, or none at all")
+    if row.get("prior_len", 0) > length:
+        yield Problem(f"prior_len is {row['prior_len']} for {length} tokens", where, "it counts leading tokens")
+
+
+def _array(name: str, values: Any, row: Row) -> np.ndarray[Any, Any]:
+    try:
+        if name == _MASK:
+            return _mask(values)
+        dtype = element_type(name)
+        array = np.asarray(values)
+        if array.ndim != 1:
+            raise ValueError("not a flat list")
+        if array.dtype.kind == "c":
+            raise ValueError("not real numbers")
+        if array.size and dtype.kind == "i" and (array.dtype.kind not in "iu" or not _fits(array, dtype, name)):
+            raise ValueError("not integers of 32 bits, 0 or more")
+        return array.astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        where = f"rollout {row.get('rollout_id')} of group {row.get('group_id')}"
+        raise RecordError(Problem(f"{name}: {error}", where, "give one number per token")) from error
+
+
+def _fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> bool:
+    lowest = 0 if name == "response_model_steps" else np.iinfo(dtype).min
+    return lowest <= int(array.min()) and int(array.max()) <= np.iinfo(dtype).max
+
+
+def _mask(values: Any) -> np.ndarray[Any, Any]:
+    """A mask as 0 and 1."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise ValueError("not a flat list of integers or bools")
+    return (array != 0).astype(np.int8)

@@ -1,0 +1,297 @@
+"""Record a run's rollout log while it trains: events go into memory, a thread seals them in part files."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from tokenaudit.config.loading import load_settings
+from tokenaudit.config.sections import resolved
+from tokenaudit.contracts.errors import Problem, RecordError
+from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
+from tokenaudit.log.writer import Row, log_metadata, log_table
+from tokenaudit.record.event_rows import converted, event_row, put_rows
+from tokenaudit.record.part_files import PartFolder, Pending, cost_of
+
+SOURCE = "tokenaudit.Recorder"
+SHOWN_REJECTED = 20
+
+_RETRY_SECONDS = 5.0
+
+
+class WhenFull(StrEnum):
+    """What a recorder does when its queue is full."""
+
+    BLOCK = "block"
+    """The caller waits until the writer caught up; no event is ever lost."""
+    DROP = "drop"
+    """The event is dropped and counted; a gap in the event ids shows where."""
+
+
+class Recorder:
+    """Writes the events of a run to `part-000001.parquet`, `part-000002.parquet`, … in a folder.
+
+    Every method only copies its arguments into a queue; a thread converts, writes and flushes. They may be called
+    from any thread and from coroutines, and take effect in the order of the calls. Every sealed part is whole and
+    readable, so a process that is killed loses at most what came after the last sealed part: the events of the last
+    `seal_seconds`, or fewer if `seal_rows` rows came sooner, and what still waits in the queue.
+
+    Args:
+        path: the folder.
+        config: the run's own config, as a TOML file or a mapping like it; kept in the metadata.
+        token_columns: write one entry per token (versions, mask, ids, log-probabilities) in place of version runs.
+        append: go on behind the parts that are there, as a resumed run does.
+        force: remove the parts that are there.
+        when_full: what happens when the queue is full.
+        queue_elements: elements of lists, plus 64 per row, that may wait in the queue.
+        seal_rows: rows after which a part is sealed.
+        seal_seconds: seconds after which rows that wait are sealed.
+        source: what the log's metadata names as its source.
+
+    Raises:
+        RecordError: the folder can't be used or already holds a log; ConfigError: the config can't be used.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        config: Path | str | Mapping[str, Any] | None = None,
+        *,
+        token_columns: bool = False,
+        append: bool = False,
+        force: bool = False,
+        when_full: WhenFull | str = WhenFull.BLOCK,
+        queue_elements: int = 32_000_000,
+        seal_rows: int = 50_000,
+        seal_seconds: float = 30.0,
+        source: str = SOURCE,
+    ) -> None:
+        self._config_json = _config_json(config)
+        self._source = source
+        self._parts = PartFolder(Path(path), append=append, force=force)
+        self._parts.sync()
+        self._token_columns = token_columns
+        self._when_full = WhenFull(when_full)
+        self._queue_elements = queue_elements
+        self._seal_rows = seal_rows
+        self._seal_seconds = seal_seconds
+        self._next_id = self._parts.last_event_id + 1
+        self._process = os.getpid()
+        self._state = threading.Condition()
+        self._queue: deque[tuple[list[Row], int]] = deque()
+        self._queued = 0
+        self._closing = False
+        self._failure: Exception | None = None
+        self._rejected: list[Problem] = []
+        self.dropped_events = 0
+        """Events dropped because the queue was full."""
+        self.rejected_events = 0
+        """Events whose lists turned out not to hold numbers when they were written."""
+        self.sealed_events = 0
+        """Events in sealed parts."""
+        self._thread = threading.Thread(target=self._write, name="tokenaudit-recorder", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(
+        self,
+        group: Sequence[Mapping[str, Any]],
+        *,
+        group_id: int,
+        train_step: int,
+        model_step: int | None = None,
+        task_name: str = DEFAULT_TASK,
+        time_us: int | None = None,
+    ) -> None:
+        """A group enters the replay buffer; see `record_rows.put_rows` for the arguments.
+
+        Raises:
+            RecordError: values that can't be recorded, or the recorder is closed or can't write.
+        """
+        self._enqueue(
+            put_rows(
+                group,
+                group_id=group_id,
+                train_step=train_step,
+                model_step=model_step,
+                task_name=task_name,
+                time_us=time_us,
+            )
+        )
+
+    def sample(self, group_id: int, status: str, *, task_name: str = DEFAULT_TASK, time_us: int | None = None) -> None:
+        """A group leaves the pool `status` to be generated again. Raises like `put`."""
+        values = {"group_id": group_id, "status": status, "task_name": task_name, "time_us": time_us}
+        self._enqueue([event_row(EventKind.SAMPLE, **values)])
+
+    def refresh(self, train_step: int, *, time_us: int | None = None) -> None:
+        """The buffer recomputes staleness for `train_step`. Raises like `put`."""
+        self._enqueue([event_row(EventKind.REFRESH, train_step=train_step, time_us=time_us)])
+
+    def take(
+        self, train_step: int, batch_size: int, *, task_name: str = DEFAULT_TASK, time_us: int | None = None
+    ) -> None:
+        """The trainer asks for `batch_size` groups of a task. Raises like `put`."""
+        values = {"train_step": train_step, "batch_size": batch_size, "task_name": task_name, "time_us": time_us}
+        self._enqueue([event_row(EventKind.TAKE, **values)])
+
+    def sync(self, train_step: int, model_step: int, *, time_us: int | None = None) -> None:
+        """The rollout engine got the weights `model_step` after `train_step`. Raises like `put`."""
+        values = {"train_step": train_step, "model_step": model_step, "time_us": time_us}
+        self._enqueue([event_row(EventKind.SYNC, **values)])
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the last part couldn't be written."""
+        return self._failure is not None
+
+    def close(self) -> None:
+        """Seal what is left and stop. A second call does nothing. Warns if events were dropped.
+
+        Raises:
+            RecordError: a part couldn't be written, or events were rejected; everything else is sealed all the same.
+        """
+        if self._thread.is_alive():
+            self._stop()
+            atexit.unregister(self._stop)
+            if self.dropped_events:
+                warnings.warn(self._dropped_text(), RuntimeWarning, stacklevel=2)
+            if self._failure is not None:
+                raise self._cannot_write()
+            if self._rejected:
+                closing = Problem(f"{self.rejected_events} events were not recorded", str(self._parts.path))
+                raise RecordError([*self._rejected, closing])
+
+    def _stop(self) -> None:
+        if self._is_foreign():
+            return
+        with self._state:
+            self._closing = True
+            self._state.notify_all()
+        self._thread.join()
+
+    def _enqueue(self, rows: list[Row]) -> None:
+        cost = cost_of(rows)
+        if self._is_foreign():
+            what = "the recorder belongs to another process, which this one was forked from"
+            raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
+        with self._state:
+            while not self._has_room(cost):
+                if self._when_full is WhenFull.DROP:
+                    self._next_id += 1
+                    self.dropped_events += 1
+                    return
+                self._state.wait()
+            for row in rows:
+                row["event_id"] = self._next_id
+            self._next_id += 1
+            self._queue.append((rows, cost))
+            self._queued += cost
+            self._state.notify_all()
+
+    def _is_foreign(self) -> bool:
+        """Whether this process was forked from the recorder's; the lock may then be held forever, so ask before."""
+        return os.getpid() != self._process
+
+    def _has_room(self, cost: int) -> bool:
+        """Whether an event fits the queue; one that is larger than the whole queue fits an empty one."""
+        if self._closing:
+            raise RecordError(Problem("the recorder is closed", str(self._parts.path), "record before close"))
+        if self._failure is not None and self._when_full is WhenFull.BLOCK:
+            raise self._cannot_write()
+        return self._queued == 0 or self._queued + cost <= self._queue_elements
+
+    def _cannot_write(self) -> RecordError:
+        what = f"can't write: {self._failure}"
+        return RecordError(Problem(what, str(self._parts.path), "free the disk, or record elsewhere"))
+
+    def _dropped_text(self) -> str:
+        return f"the recorder dropped {self.dropped_events} events because its queue was full"
+
+    def _write(self) -> None:
+        """The thread: gather rows, and seal them when there are enough or they have waited long enough."""
+        pending = Pending()
+        while not self._is_done(pending):
+            if self._failure is not None:
+                self._wait(_RETRY_SECONDS)
+                self._seal(pending)
+                continue
+            event = self._next_event(pending.seconds_left(self._seal_seconds))
+            if event is not None:
+                self._gather(pending, event)
+            if pending.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
+                self._seal(pending)
+
+    def _is_done(self, pending: Pending) -> bool:
+        """Whether everything is sealed, or closing is asked for and the last part can't be written."""
+        return self._is_ending() and (not pending.rows or self._failure is not None)
+
+    def _is_ending(self) -> bool:
+        with self._state:
+            return self._closing and (not self._queue or self._failure is not None)
+
+    def _wait(self, seconds: float) -> None:
+        with self._state:
+            self._state.wait_for(lambda: self._closing, seconds)
+
+    def _next_event(self, seconds: float | None) -> list[Row] | None:
+        """The next event; None if there is none within `seconds`, or closing is asked for."""
+        with self._state:
+            if not self._queue and not self._closing:
+                self._state.wait(seconds)
+            if not self._queue:
+                return None
+            rows, cost = self._queue.popleft()
+            self._queued -= cost
+            self._state.notify_all()
+            return rows
+
+    def _gather(self, pending: Pending, rows: list[Row]) -> None:
+        try:
+            pending.add([converted(row) for row in rows])
+        except Exception as error:  # noqa: BLE001 - a strange value must not end the thread that all others wait for
+            self.rejected_events += 1
+            problems = (
+                error.problems if isinstance(error, RecordError) else (Problem(f"{type(error).__name__}: {error}"),)
+            )
+            self._rejected.extend(problems[: max(0, SHOWN_REJECTED - len(self._rejected))])
+
+    def _seal(self, pending: Pending) -> None:
+        """Write a part; on failure the rows stay, and callers are told."""
+        if not pending.rows:
+            return
+        limits = [self._dropped_text()] if self.dropped_events else []
+        metadata = log_metadata(self._config_json, self._source, limits)
+        try:
+            self._parts.seal(log_table(pending.rows, token_columns=self._token_columns, metadata=metadata))
+        except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is told to callers
+            with self._state:
+                self._failure = error
+                self._state.notify_all()
+            return
+        self._failure = None
+        self.sealed_events += pending.events
+        pending.clear()
+
+
+def _config_json(config: Path | str | Mapping[str, Any] | None) -> str | None:
+    """The config as the metadata holds it, with defaults filled in."""
+    if config is None:
+        return None
+    data, path = (config, None) if isinstance(config, Mapping) else (None, Path(config))
+    settings = load_settings(config_path=path, log_config=data, working_dir=Path.cwd(), isolated=True)
+    return json.dumps(resolved(settings.config))

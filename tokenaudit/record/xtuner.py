@@ -1,0 +1,235 @@
+"""Attach a recorder to a trainer's replay buffer, so that a run is recorded without changing its code.
+
+Nothing of the trainer is imported: a buffer is known by its public methods, a response by its attributes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
+
+from tokenaudit.contracts.errors import RecordError
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.record.event_rows import Row
+from tokenaudit.record.recorder import Recorder
+
+_METHODS = ("put", "get", "refresh_staleness", "take_batch")
+_is_inside: ContextVar[bool] = ContextVar("tokenaudit_is_inside", default=False)
+"""Whether a recorded method is running: the methods that it calls itself are part of it."""
+
+Method = Callable[..., Awaitable[Any]]
+_recorded: WeakSet[Method] = WeakSet()
+"""The wrappers there are."""
+
+
+def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
+    """Record what an XTuner replay buffer is asked for: every put, sample, refresh and take.
+
+    The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
+    runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
+    the arguments that were passed and the responses as they were before the buffer changed them. What a response
+    continues from is told from the token ids that it was sampled with. Calls that raise record nothing. Whatever
+    can't be recorded is told as a `RuntimeWarning`; the call itself always goes through.
+
+    The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
+
+    Args:
+        replay_buffer: the object. A response has the attributes `rollout_id`, `group_id` and `status`, and where it
+            has them also `response_ids`, `response_model_steps`, `response_mask`, `reward` (a number, or a mapping
+            with `score`), `input_ids`, `labels`, `logprobs`, `prompt_ids`, `finish_reason` and `seq_staleness`.
+        recorder: where events go; it stays open.
+
+    Returns:
+        A function that takes the wrappers off again.
+
+    Raises:
+        TypeError: the object lacks one of the methods, or a recorder is attached to it already.
+    """
+    missing = [name for name in _METHODS if not callable(getattr(replay_buffer, name, None))]
+    if missing:
+        raise TypeError(f"{type(replay_buffer).__name__} has no method {', '.join(missing)}")
+    if any(getattr(replay_buffer, name) in _recorded for name in _METHODS):
+        raise TypeError("a recorder is attached to this buffer already: detach it first")
+    attachment = _Attachment(recorder)
+    handlers = (attachment.put, attachment.get, attachment.refresh, attachment.take)
+    own = {name: vars(replay_buffer).get(name) for name in _METHODS}
+    wrappers = {
+        name: attachment.wrapped(getattr(replay_buffer, name), handler)
+        for name, handler in zip(_METHODS, handlers, strict=True)
+    }
+    for name, wrapper in wrappers.items():
+        setattr(replay_buffer, name, wrapper)
+        _recorded.add(wrapper)
+
+    def detach() -> None:
+        for name, wrapper in wrappers.items():
+            if vars(replay_buffer).get(name) is wrapper:
+                delattr(replay_buffer, name)
+                if own[name] is not None:
+                    setattr(replay_buffer, name, own[name])
+
+    return detach
+
+
+class _Attachment:
+    """The handlers of one buffer. Each looks at the arguments, and returns what to record with the call's result."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._lock = asyncio.Lock()
+        self._train_step: int | None = None
+        self._held: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """Length and hash of the tokens that sampled responses went off with, by task, rollout and segment."""
+
+    def wrapped(self, method: Method, handler: Callable[[Mapping[str, Any]], Callable[[Any], None]]) -> Method:
+        signature = inspect.signature(method)
+
+        async def recorded(*args: Any, **kwargs: Any) -> Any:
+            if _is_inside.get():
+                return await method(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            async with self._lock:
+                record = _tried(handler, bound.arguments)
+                token = _is_inside.set(True)
+                try:
+                    result = await method(*args, **kwargs)
+                finally:
+                    _is_inside.reset(token)
+                if record is not None:
+                    _tried(record, result)
+                return result
+
+        return recorded
+
+    def put(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
+        states: Sequence[Any] = next(iter(arguments.values()))
+        rows = [response_row(state) for state in states]
+        train_step = self._step(arguments)
+        task_name = arguments["task_name"]
+        shared = {"model_step": arguments.get("model_step"), "task_name": task_name}
+
+        def record(_: Any) -> None:
+            if not rows:
+                return
+            for key, row in zip(_keys(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
+                held = self._held.pop(key, (0, 0))
+                # fewer versions than tokens tell it already
+                if len(row["response_model_steps"]) == row["response_len"]:
+                    row["prior_len"] = held[0] if _print(row["response_ids"][: held[0]]) == held else 0
+            if arguments.get("current_train_step") is not None:
+                for row, state in zip(rows, states, strict=True):
+                    row["seq_staleness"] = getattr(state, "seq_staleness", None)
+            group_id = rows[0].pop("group_id")
+            for row in rows[1:]:
+                del row["group_id"]
+            self._recorder.put(rows, group_id=group_id, train_step=train_step, **shared)
+
+        return record
+
+    def get(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
+        task_name: str = arguments["task_name"]
+        pool = _text(arguments["group_status"])
+        train_step = self._step({})
+
+        def record(groups: Iterable[Sequence[Any]]) -> None:
+            if pool == Status.COMPLETED:
+                self._recorder.take(train_step, int(arguments["batch_size"]), task_name=task_name)
+                return
+            for group in groups:
+                keys = _keys(task_name, [int(state.rollout_id) for state in group])
+                self._held.update(zip(keys, (_print(_listed(state.response_ids)) for state in group), strict=True))
+                self._recorder.sample(int(group[0].group_id), pool, task_name=task_name)
+
+        return record
+
+    def refresh(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
+        train_step = self._step(arguments)
+        return lambda _: self._recorder.refresh(train_step)
+
+    def take(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
+        sizes = {task: int(size) for task, size in next(iter(arguments.values())).items()}
+        train_step = self._step(arguments)
+
+        def record(_: Any) -> None:
+            for task_name, size in sizes.items():
+                if size > 0:
+                    self._recorder.take(train_step, size, task_name=task_name)
+
+        return record
+
+    def _step(self, arguments: Mapping[str, Any]) -> int:
+        """The step that was passed; a call without one belongs to the step of the call before it, or the first."""
+        step = arguments.get("current_train_step", arguments.get("train_step"))
+        if step is not None:
+            self._train_step = int(step)
+        return 1 if self._train_step is None else self._train_step
+
+
+def _tried(call: Callable[[Any], Any], argument: Any) -> Any:
+    """What a call returns; None, and a warning, where it fails: a recording must never end a training."""
+    try:
+        return call(argument)
+    except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
+        what = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"not recorded: {what}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+def _keys(task_name: str, rollout_ids: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Task, rollout and segment of the responses of a group."""
+    return [(task_name, rollout, rollout_ids[:index].count(rollout)) for index, rollout in enumerate(rollout_ids)]
+
+
+def _print(ids: Iterable[int]) -> tuple[int, int]:
+    """Length and hash of token ids."""
+    listed = tuple(map(int, ids))
+    return len(listed), hash(listed)
+
+
+def response_row(state: Any) -> Row:
+    """What a recorder keeps of one XTuner rollout state, as it is now; `group_id` belongs to the whole put."""
+    ids, steps, mask, logprobs = (
+        _listed(getattr(state, name, None))
+        for name in ("response_ids", "response_model_steps", "response_mask", "logprobs")
+    )
+    prompt = getattr(state, "prompt_ids", None)
+    row: Row = {
+        "group_id": int(state.group_id),
+        "rollout_id": int(state.rollout_id),
+        "status": _text(state.status),
+        "response_len": len(ids),
+        "response_ids": ids,
+        "response_model_steps": steps,
+        # a response without tokens has an empty mask, which says as much as none
+        "response_mask": mask or None,
+        "agentic": any(getattr(state, name, None) is not None for name in ("input_ids", "labels")),
+        "reward": _reward(getattr(state, "reward", None)),
+        "finish_reason": getattr(state, "finish_reason", None),
+        "prompt_len": None if prompt is None else len(prompt),
+    }
+    if logprobs and len(logprobs) == len(ids):
+        row["logprobs"] = logprobs
+    return row
+
+
+def _listed(values: Any) -> list[Any]:
+    """A copy of a list, array or tensor, as a list; an absent one is empty."""
+    if values is None:
+        return []
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _text(status: Any) -> str:
+    return str(getattr(status, "value", status))
+
+
+def _reward(reward: Any) -> float | None:
+    if isinstance(reward, Mapping):
+        reward = reward.get("score")
+    return None if reward is None else float(reward)

@@ -1,0 +1,306 @@
+"""The result of a run: plain data that renderers, comparisons and gates read.
+
+There is no clock, host or path in it, so equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenaudit import __version__
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
+from tokenaudit.replay.ledger import Account, Ledger, Row, combined
+from tokenaudit.replay.request import PromptOrder
+
+KIND_REPLAY = "tokenaudit.replay"
+KIND_SIMULATE = "tokenaudit.simulate"
+
+TASKS = "tasks"
+TRAIN_STEP = "train_step"
+TAKEN_IDS = "taken_group_ids"
+EXPIRED_IDS = "expired_group_ids"
+RATIOS = "ratios"
+
+RowData = dict[str, Any]
+"""A row as saved: values by metric name, `tasks` with a row per task, and `train_step` on steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should know before trusting a result.
+
+    Attributes:
+        code: stable name.
+        message: what is the case.
+        cost: what it costs or what to do about it; empty where the message says it.
+    """
+
+    code: str
+    message: str
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """The log behind a result: its name without folders, its rows and the hash of what replay read."""
+
+    name: str
+    rows: int
+    content_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the log the result stands on.
+
+    Attributes:
+        quarantined_groups: groups left out because of structural faults.
+        quarantined_tokens: new tokens in their puts, as far as their rows tell.
+        left_out_puts: puts outside the steps of a simulated timeline.
+        stamped_tokens: tokens without a version that got one from `stamp_missing`.
+        unscored_rewards: rewards that aren't finite.
+        counterfactual_tokens: tokens that rest on the rules for puts that went another way in the log.
+        counterfactual_of_tokens: produced and avoided tokens, of which they are a share.
+    """
+
+    quarantined_groups: int = 0
+    quarantined_tokens: int = 0
+    left_out_puts: int = 0
+    stamped_tokens: int = 0
+    unscored_rewards: int = 0
+    counterfactual_tokens: int = 0
+    counterfactual_of_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StuckTask:
+    """Why a task kept a simulated run from going on.
+
+    Attributes:
+        task: its name.
+        reason: stable name.
+        message: what it waits for.
+        hint: what may help.
+        train_step: the step whose row never closed.
+        time_us: when it became certain, in simulated microseconds.
+    """
+
+    task: str
+    reason: str
+    message: str
+    hint: str
+    train_step: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run was made from, and whether it came to its end.
+
+    Attributes:
+        groups: groups of the workload.
+        responses: responses of the workload.
+        truncated_responses: responses of which the workload has only what was generated before the log ended or the
+            response was lost.
+        prompt_order: the order of the prompts, where the workload was derived from a log; None: that of its file.
+        max_concurrency: responses that may be generated at once; None: any number.
+        stuck: the tasks that kept the run from going on; empty for a run that closed its last row.
+    """
+
+    groups: int
+    responses: int
+    truncated_responses: int = 0
+    prompt_order: PromptOrder | None = None
+    max_concurrency: int | None = None
+    stuck: tuple[StuckTask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run, counted and described.
+
+    Attributes:
+        kind: what made it, such as `tokenaudit.replay.open_loop`.
+        inputs: the logs behind it.
+        timeline: "recorded" or "simulated", or "closed loop" where the producer's decisions were simulated too.
+        config_source: where the config came from: a file's name, the log's metadata, or defaults.
+        config: the resolved config.
+        warnings: what to know about config and log.
+        coverage: how much of the log it stands on.
+        totals: all rows and the tail together.
+        ledger: where tokens came from and where they ended; `total`, and `tasks` by name.
+        steps: one row per step.
+        tail: what came after the last row.
+        tool: name and version of what made it.
+        selection: the steps that were selected, such as "10..20"; None for all of them.
+        simulation: about a simulated run; None for a replay.
+        definitions: fingerprint of the metric definitions behind the figures; empty where a saved form has none.
+        intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
+            readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
+    """
+
+    kind: str
+    inputs: tuple[InputInfo, ...]
+    timeline: str
+    config_source: str
+    config: dict[str, Any]
+    warnings: tuple[Notice, ...]
+    coverage: Coverage
+    totals: RowData
+    ledger: dict[str, Any]
+    steps: list[RowData]
+    tail: RowData
+    tool: str = f"tokenaudit {__version__}"
+    selection: str | None = None
+    simulation: Simulation | None = None
+    definitions: str = m.definitions_hash()
+    intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of its rows, in order."""
+        return ROW_METRICS if self.simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Task names in order."""
+        return list(self.totals[TASKS])
+
+
+def build_result(
+    ledger: Ledger,
+    *,
+    kind: str,
+    inputs: Sequence[InputInfo],
+    timeline: str,
+    config_source: str,
+    config: dict[str, Any],
+    warnings: Iterable[Notice],
+    coverage: Coverage,
+    with_groups: bool = False,
+    simulation: Simulation | None = None,
+    newest: Ledger | None = None,
+) -> Result:
+    """Turn a counted run into a result.
+
+    Args:
+        ledger: the counted run.
+        kind: what made it.
+        inputs: the logs behind it.
+        timeline: as in `Result`.
+        config_source: where the config came from.
+        config: the resolved config.
+        warnings: what to know about config and log.
+        coverage: how much of the log the run stands on, without the counterfactual share.
+        with_groups: add the ids of taken and expired groups to every row.
+        simulation: about a simulated run; its rows have more metrics.
+        newest: the same run with every token as new as the source allows, where versions are spans.
+    """
+    tasks = ledger.tasks
+    total = combined(ledger.totals.values())
+    counterfactual = _count(total, m.COUNTERFACTUAL_TOKENS)
+    metrics = ROW_METRICS if simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
+    totals = _values(ledger.totals, tasks, metrics)
+    if simulation is not None:
+        totals |= _whole_run(ledger, totals)
+    return Result(
+        kind=kind,
+        inputs=tuple(inputs),
+        timeline=timeline,
+        config_source=config_source,
+        config=config,
+        warnings=tuple(warnings),
+        coverage=_with_counterfactual(
+            coverage, counterfactual, _count(total, m.PRODUCED_TOKENS) + _count(total, m.AVOIDED_TOKENS)
+        ),
+        totals=totals,
+        ledger={
+            "total": _conservation(total),
+            TASKS: {task: _conservation(ledger.totals[task]) for task in tasks},
+        },
+        steps=[_row(row, tasks, metrics, with_groups) for row in ledger.rows],
+        tail=_row(ledger.tail, tasks, metrics, with_groups),
+        simulation=simulation,
+        intervals={} if newest is None else _intervals(total, combined(newest.totals.values())),
+    )
+
+
+def _intervals(oldest: Account, newest: Account) -> dict[str, tuple[int | float, int | float]]:
+    """The metrics in whose totals two readings differ, with the lesser value first."""
+    intervals: dict[str, tuple[int | float, int | float]] = {}
+    for metric in ROW_METRICS:
+        values = [account.value(metric) for account in (oldest, newest)] if metric.total is not Total.STATE else []
+        known = sorted(value for value in values if value is not None)
+        if len(known) == 2 and known[0] != known[1]:
+            intervals[metric.name] = (known[0], known[1])
+    return intervals
+
+
+def _count(account: Account, metric: Metric) -> int:
+    return account.counts.get(metric, 0)
+
+
+def _with_counterfactual(coverage: Coverage, tokens: int, of_tokens: int) -> Coverage:
+    return replace(coverage, counterfactual_tokens=tokens, counterfactual_of_tokens=of_tokens)
+
+
+def _whole_run(ledger: Ledger, totals: RowData) -> RowData:
+    """What the steps of a simulated run add up to, and the ratios of its totals as two integers each."""
+    rows = (*ledger.rows, ledger.tail)
+    sums = {
+        metric.name: sum(row.facts.get(metric, 0) for row in rows)
+        for metric in m.SIMULATED_METRICS
+        if metric.total is Total.STEP_SUM
+    }
+    known = totals | sums
+    ratios = {
+        rate.name: {
+            "numerator": sum(known[metric.name] for metric in rate.numerator),
+            "denominator": sum(known[metric.name] for metric in rate.denominator),
+        }
+        for rate in m.SIMULATED_RATES
+    }
+    return sums | {RATIOS: ratios}
+
+
+def _row(row: Row, tasks: Sequence[str], metrics: Sequence[Metric], with_groups: bool) -> RowData:
+    data: RowData = {}
+    if row.train_step is not None:
+        data[TRAIN_STEP] = row.train_step
+        data[m.MODEL_STEP.name] = row.model_step
+    data |= _values(row.accounts, tasks, metrics)
+    data |= {metric.name: value for metric, value in row.facts.items()}
+    if with_groups:
+        data[TAKEN_IDS] = {task: row.taken_group_ids.get(task, []) for task in tasks}
+        data[EXPIRED_IDS] = {task: row.expired_group_ids.get(task, []) for task in tasks}
+    return data
+
+
+def _values(accounts: Mapping[str, Account], tasks: Sequence[str], metrics: Sequence[Metric]) -> RowData:
+    by_task = {task: accounts.get(task, Account()) for task in tasks}
+    data: RowData = _metrics(combined(by_task.values()), metrics)
+    data[TASKS] = {task: _metrics(account, metrics) for task, account in by_task.items()}
+    return data
+
+
+def _metrics(account: Account, metrics: Sequence[Metric]) -> RowData:
+    whole_step = (Total.STATE, Total.STEP_SUM)
+    return {metric.name: account.value(metric) for metric in metrics if metric.total not in whole_step}
+
+
+def _conservation(account: Account) -> dict[str, int]:
+    return {metric.name: _count(account, metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
+
+
+def intervals_text(intervals: Mapping[str, tuple[int | float, int | float]]) -> str:
+    """Intervals by metric in one line."""
+    return ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in intervals.items())
+
+
+def select_steps(result: Result, first: int, last: int) -> Result:
+    """The same run with the rows of some steps only, and no tail; totals and ledger stay those of the whole run."""
+    steps = [row for row in result.steps if first <= row[TRAIN_STEP] <= last]
+    return replace(result, steps=steps, selection=f"{first}..{last}")

@@ -1,0 +1,377 @@
+"""Workloads: what a run has to generate, one row per response in prompt order, whoever schedules it.
+
+A workload is read once, in bounded batches; masks become runs, so memory grows with responses, not with tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.schema import (
+    DEFAULT_TASK,
+    META_CONFIG,
+    META_SCHEMA_VERSION,
+    META_SOURCE,
+    META_TRUNCATED,
+    SCHEMA_VERSION,
+    WORKLOAD_COLUMNS,
+)
+from tokenaudit.log import columns as col
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.faults import SHOWN_FAULTS, BatchFaults, Fault, FaultKind, Faults
+from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
+
+SOURCE = "tokenaudit workload"
+MAX_TASKS = 1_000
+"""Tasks a workload may have; every step row holds every metric for each of them."""
+
+_INT32_MAX = 2**31 - 1
+_LARGEST_REWARD = 1e300
+"""Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
+_ABSENT = -(2**63)
+_WRITTEN_ROWS = 16_384
+_WRITTEN_TOKENS = 4_000_000
+
+SCHEMA = pa.schema(
+    [
+        ("task_name", pa.string()),
+        ("group_id", pa.int64()),
+        ("rollout_id", pa.int64()),
+        ("response_len", pa.int32()),
+        ("token_time_us", pa.int64()),
+        ("response_mask", pa.list_(pa.int8())),
+        ("agentic", pa.bool_()),
+        ("reward", pa.float64()),
+        ("failed", pa.bool_()),
+        ("filtered", pa.bool_()),
+    ]
+)
+"""How a workload is written."""
+
+
+class ResponseColumns(NamedTuple):
+    """R responses; every array has the shape [R].
+
+    Attributes:
+        group_id: the prompt's group, unique inside the task.
+        rollout_id: identity inside the task; shared by the segments of a split rollout.
+        response_len: tokens once it is completed.
+        token_time_us: time to generate one token, microseconds, at least 1.
+        agentic: whether it exempts its group from the token rule.
+        reward: NaN where unscored.
+        failed: whether its generation ends as failed.
+        filtered: whether the run's own filter rejects its group.
+    """
+
+    group_id: Int64s
+    rollout_id: Int64s
+    response_len: Int64s
+    token_time_us: Int64s
+    agentic: Bools
+    reward: np.ndarray[Any, np.dtype[np.float64]]
+    failed: Bools
+    filtered: Bools
+
+    def take(self, rows: Int64s) -> ResponseColumns:
+        """Some of the responses, in the order of `rows`."""
+        return self._make(array[rows] for array in self)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWorkload:
+    """The prompts of one task, in order, and their responses.
+
+    Attributes:
+        responses: the responses, those of one prompt next to each other.
+        masks: their semantic masks.
+        first_response: index of each prompt's first response, shape [prompts + 1].
+    """
+
+    responses: ResponseColumns
+    masks: SemanticMasks
+    first_response: Int64s
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts, that is, of groups."""
+        return len(self.first_response) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a run has to generate.
+
+    Attributes:
+        name: name for reports, without folders.
+        rows: rows it was read from.
+        tasks: prompts by task, in order of first appearance.
+        truncated_responses: responses that were never completed in the log it comes from, so that their lengths are
+            what was generated until then.
+        unscored_rewards: rewards that are not finite and count as unscored.
+    """
+
+    name: str
+    rows: int
+    tasks: dict[str, TaskWorkload]
+    truncated_responses: int = 0
+    unscored_rewards: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Groups of all tasks."""
+        return sum(task.prompts for task in self.tasks.values())
+
+    @property
+    def responses(self) -> int:
+        """Responses of all tasks."""
+        return sum(len(task.masks) for task in self.tasks.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all responses."""
+        return sum(int(task.responses.response_len.sum()) for task in self.tasks.values())
+
+    def content_hash(self) -> str:
+        """SHA-256 of what is simulated, whatever files, batches or column types it was stored in."""
+        digest = hashlib.sha256()
+        for name, task in self.tasks.items():
+            encoded = name.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+            for array in (*task.responses, *task.masks.told().arrays()):
+                little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+                digest.update(len(little).to_bytes(8, "little"))
+                digest.update(little.data)
+        return f"sha256:{digest.hexdigest()}"
+
+
+def read_workload(log: Log, on_progress: Callable[[int], None] | None = None) -> Workload:
+    """Read a workload whose files were opened with `log.open_workload`.
+
+    Args:
+        log: the opened files.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: structural faults, all at once.
+    """
+    reader = _Reader()
+    for batch in read_batches(log, [column.name for column in WORKLOAD_COLUMNS], on_progress):
+        if batch.rows:
+            reader.add(batch)
+    return reader.workload(log)
+
+
+def grouped_by_task(
+    task: Int64s, names: list[str], responses: ResponseColumns, masks: SemanticMasks
+) -> dict[str, TaskWorkload]:
+    """Gather responses by task and prompt; both keep the order of first appearance.
+
+    Args:
+        task: index into `names` of every response.
+        names: task names.
+        responses: the responses.
+        masks: their masks.
+    """
+    used, first = np.unique(task, return_index=True)
+    tasks: dict[str, TaskWorkload] = {}
+    for code in used[np.argsort(first)].tolist():
+        rows = np.flatnonzero(task == code)
+        _, first_seen, group = np.unique(responses.group_id[rows], return_index=True, return_inverse=True)
+        order = np.argsort(first_seen[group], kind="stable")
+        sizes = np.bincount(group)[np.argsort(first_seen)]
+        first_response = np.concatenate([[0], np.cumsum(sizes)])
+        tasks[names[code]] = TaskWorkload(responses.take(rows[order]), masks.take(rows[order]), first_response)
+    return tasks
+
+
+def write_workload(workload: Workload, path: Path | BinaryIO, config_json: str | None = None) -> None:
+    """Write a workload as Parquet.
+
+    Args:
+        workload: what to write.
+        path: the file.
+        config_json: the config of the run it comes from, kept in the metadata.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    metadata = {
+        META_SCHEMA_VERSION: str(SCHEMA_VERSION),
+        META_SOURCE: SOURCE,
+        META_TRUNCATED: str(workload.truncated_responses),
+    }
+    if config_json is not None:
+        metadata[META_CONFIG] = config_json
+    with pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
+        for name, task in workload.tasks.items():
+            for low, high in col.bounded_spans(task.responses.response_len, _WRITTEN_ROWS, _WRITTEN_TOKENS):
+                writer.write_batch(_batch(name, task, np.arange(low, high)))
+
+
+def _batch(name: str, task: TaskWorkload, rows: Int64s) -> pa.RecordBatch:
+    responses = task.responses.take(rows)
+    return pa.record_batch(
+        {
+            "task_name": pa.array([name] * len(rows), pa.string()),
+            "group_id": responses.group_id,
+            "rollout_id": responses.rollout_id,
+            "response_len": responses.response_len.astype(np.int32),
+            "token_time_us": responses.token_time_us,
+            "response_mask": mask_array(task.masks, rows, responses.response_len),
+            "agentic": responses.agentic,
+            "reward": pa.array(responses.reward, mask=np.isnan(responses.reward)),
+            "failed": responses.failed,
+            "filtered": responses.filtered,
+        },
+        schema=SCHEMA,
+    )
+
+
+def mask_array(masks: SemanticMasks, rows: Int64s, tokens: Int64s) -> pa.Array:
+    """The first tokens of some masks as an Arrow list column; null where a response has no mask of its own.
+
+    Args:
+        masks: the masks.
+        rows: a response per row of the column; -1: null.
+        tokens: how many tokens of each.
+    """
+    counts = np.diff(masks.arrays()[0])
+    is_null = np.ones(len(rows), dtype=np.bool_)
+    is_null[rows >= 0] = counts[rows[rows >= 0]] == 0
+    lengths = np.where(is_null, 0, tokens)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = masks.prefixes(rows[~is_null], tokens[~is_null])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(is_null))
+
+
+class _Reader:
+    """The checked rows of a workload so far."""
+
+    def __init__(self) -> None:
+        self._faults = Faults()
+        self._task_codes: dict[str, int] = {}
+        self._parts: list[tuple[Int64s, ResponseColumns]] = []
+        self._masks: list[SemanticMasks] = []
+        self._unscored_rewards = 0
+
+    def add(self, batch: LogBatch) -> None:
+        """Check and reduce the next rows."""
+        faults = BatchFaults(batch.path, batch.first_row, batch.rows)
+        task = col.text_codes(batch.columns.get("task_name"), batch.rows, self._task_code)
+        responses = self._responses(batch, faults)
+        masks = col.lists(batch.columns.get("response_mask"), batch.rows)
+        holds_null = np.zeros(batch.rows, dtype=np.bool_)
+        holds_null[masks.null_element_rows] = True
+        faults.add(FaultKind.NULL_ELEMENT, "response_mask", holds_null, lambda _: "response_mask holds a null")
+        length = responses.response_len
+        faults.add(
+            FaultKind.MASK_LENGTH,
+            "response_mask",
+            ~masks.is_null & (masks.lengths != length) & (length >= 0) & (length <= _INT32_MAX),
+            lambda row: f"{masks.lengths[row]} mask entries for {length[row]} tokens",
+        )
+        if faults.counts:
+            self._faults.extend(faults)
+        self._parts.append((task, responses))
+        if not self._faults:
+            self._masks.append(masks_of(masks))
+
+    def workload(self, log: Log) -> Workload:
+        """Everything read.
+
+        Raises:
+            LogError: there were structural faults.
+        """
+        task = np.concatenate([part[0] for part in self._parts])
+        columns = zip(*(part[1] for part in self._parts), strict=True)
+        responses = ResponseColumns._make(np.concatenate(arrays) for arrays in columns)
+        self._check_rollouts(log, task, responses)
+        if self._faults:
+            raise LogError(self._faults.problems("mend the workload, or derive it again with tokenaudit workload"))
+        if len(self._task_codes) > MAX_TASKS:
+            what = f"the workload has {len(self._task_codes)} tasks"
+            raise LogError(Problem(what, log.name, f"tokenaudit simulates up to {MAX_TASKS}; is task_name the prompt?"))
+        return Workload(
+            name=log.name,
+            rows=len(task),
+            tasks=grouped_by_task(task, list(self._task_codes), responses, joined(self._masks)),
+            truncated_responses=_truncated(log),
+            unscored_rewards=self._unscored_rewards,
+        )
+
+    def _task_code(self, text: str | None) -> int:
+        return self._task_codes.setdefault(DEFAULT_TASK if text is None else text, len(self._task_codes))
+
+    def _responses(self, batch: LogBatch, faults: BatchFaults) -> ResponseColumns:
+        needed = {
+            name: col.integers(batch.columns.get(name), batch.rows, fill=_ABSENT)
+            for name in ("group_id", "rollout_id", "response_len", "token_time_us")
+        }
+        for name, values in needed.items():
+            is_null, low = values == _ABSENT, 1 if name == "token_time_us" else 0
+            faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
+            faults.add(
+                FaultKind.NO_TIME if low else FaultKind.NEGATIVE_VALUE,
+                name,
+                ~is_null & (values < low),
+                lambda row, name=name, values=values: f"{name} is {values[row]}",
+            )
+            # The largest number also stands for those that 64 bits can't hold, and no log can hold it as an id.
+            is_large = (values == col.LARGEST) & (name != "response_len")
+            faults.add(FaultKind.VALUE_TOO_LARGE, name, is_large, lambda _, name=name: f"{name} is 2**63 - 1 or more")
+        length = needed["response_len"]
+        faults.add(
+            FaultKind.VALUE_TOO_LARGE,
+            "response_len",
+            length > _INT32_MAX,
+            lambda row: f"response_len is {length[row]}",
+        )
+        reward = col.reals(batch.columns.get("reward"), batch.rows)
+        is_scored = np.abs(reward) <= _LARGEST_REWARD
+        given = batch.columns.get("reward")
+        if given is not None:
+            self._unscored_rewards += int((~is_scored & ~col.nulls(given)).sum())
+        return ResponseColumns(
+            **needed,
+            agentic=col.flags(batch.columns.get("agentic"), batch.rows),
+            reward=np.where(is_scored, reward, np.nan),
+            failed=col.flags(batch.columns.get("failed"), batch.rows),
+            filtered=col.flags(batch.columns.get("filtered"), batch.rows),
+        )
+
+    def _check_rollouts(self, log: Log, task: Int64s, responses: ResponseColumns) -> None:
+        """A rollout belongs to one group."""
+        order = np.lexsort((responses.group_id, responses.rollout_id, task))
+        before, after = order[:-1], order[1:]
+        wrong = (
+            (task[before] == task[after])
+            & (responses.rollout_id[before] == responses.rollout_id[after])
+            & (responses.group_id[before] != responses.group_id[after])
+            & (responses.rollout_id[after] != _ABSENT)
+        )
+        rows = np.sort(after[wrong])
+        if len(rows) == 0:
+            return
+        self._faults.counts[FaultKind.TWO_GROUPS] += len(rows)
+        ends = np.cumsum([file.rows for file in log.files])
+        for row in rows[: max(SHOWN_FAULTS - len(self._faults.shown), 0)].tolist():
+            file = int(np.searchsorted(ends, row, side="right"))
+            in_file = row - int(ends[file] - log.files[file].rows)
+            what = f"rollout {responses.rollout_id[row]} is in group {responses.group_id[row]} and another one"
+            self._faults.shown.append(Fault(log.files[file].path, in_file, "rollout_id", what, FaultKind.TWO_GROUPS))
+
+
+def _truncated(log: Log) -> int:
+    text = log.metadata.get(META_TRUNCATED, "0")
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,227 @@
+"""Derive a workload from a recorded log: what its responses came to, and how long their tokens took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log import columns as col
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import Int64s
+from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
+from tokenaudit.log.event_columns import kind_code
+from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.given_runs import given_runs
+from tokenaudit.log.mask_runs import told_masks
+from tokenaudit.log.quarantine import is_left
+from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
+from tokenaudit.replay.recorded_puts import RecordedPuts
+from tokenaudit.replay.request import PromptOrder
+from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
+
+_PUT = KIND_CODE[EventKind.PUT]
+_NOT_TIMED = -(2**63)
+_LONGEST_US = 2**53
+
+
+def workload_from_log(
+    log: Log,
+    digest: Digest,
+    token_time_us: int | None = None,
+    prompt_order: PromptOrder = PromptOrder.FIRST_PUT,
+    on_progress: Callable[[int], None] | None = None,
+) -> Workload:
+    """Derive a workload.
+
+    Tasks and the responses of a group stand in the order of their first put. A response has the longest length seen;
+    mask, reward and marks are those of its last put, and tokens behind that mask are in the loss. Its token time is
+    the time of all its rounds by its new tokens in them; where a response has none, that of its task, else of the log.
+
+    Args:
+        log: the log.
+        digest: its digest.
+        token_time_us: time per token of every response, microseconds; None: told from `generate_time_us`.
+        prompt_order: the order of the groups of each task.
+        on_progress: called with the number of rows read so far.
+
+    Raises:
+        LogError: the log has no generation times and no `token_time_us` is given, its ids can't be recycled, or its
+            version runs don't tell which tokens are in the loss.
+    """
+    if len(digest.responses.tokens) == 0:
+        what, hint = "the log has no put to derive a workload from", "record at least one put"
+        if digest.quarantined_groups:
+            what = "every group is left out because of structural faults, so there is no workload"
+            hint = "tokenaudit inspect shows the faults; mend the log"
+        raise LogError(Problem(what, log.name, hint))
+    puts = _Puts(digest)
+    last_put = puts.last_of_response
+    times, masks = _generate_times_and_masks(log, digest, last_put, on_progress)
+    responses = digest.responses
+    tokens = np.zeros(len(last_put), dtype=np.int64)
+    np.maximum.at(tokens, puts.response, responses.tokens)
+    is_whole = np.zeros(len(last_put), dtype=np.bool_)
+    whole = (STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.FILTERED])
+    is_whole[puts.response[np.isin(responses.status, whole)]] = True
+    task = puts.task[last_put]
+    if token_time_us is None:
+        token_times = _token_times(log, puts, times, task)
+    else:
+        token_times = np.full(len(last_put), token_time_us, dtype=np.int64)
+    columns = ResponseColumns(
+        group_id=puts.group_id[puts.first_of_response],
+        rollout_id=responses.rollout_id[last_put],
+        response_len=tokens,
+        token_time_us=token_times,
+        agentic=responses.agentic[last_put],
+        reward=responses.reward[last_put],
+        failed=responses.status[last_put] == STATUS_CODE[Status.FAILED],
+        filtered=responses.status[last_put] == STATUS_CODE[Status.FILTERED],
+    )
+    _check_ids(log, columns)
+    order = _order(prompt_order, task, columns.group_id, puts.first_of_response)
+    return Workload(
+        name=log.name,
+        rows=digest.rows,
+        tasks=grouped_by_task(task[order], list(digest.tasks), columns.take(order), masks.take(order)),
+        truncated_responses=int((~is_whole).sum()),
+        unscored_rewards=digest.unscored_rewards,
+    )
+
+
+def _order(prompt_order: PromptOrder, task: Int64s, group_id: Int64s, first_put: Int64s) -> Int64s:
+    """Responses in the order of a workload; tasks and the members of a group by their first put in any case."""
+    if prompt_order is PromptOrder.FIRST_PUT:
+        return np.argsort(first_put)
+    first_of_task = np.full(int(task.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_of_task, task, first_put)
+    return np.lexsort((first_put, group_id, first_of_task[task]))
+
+
+class _Puts:
+    """Rows of puts, tied to the responses that they are rounds of.
+
+    Attributes:
+        task: index of the task of each row.
+        group_id: group of each row.
+        response: index of the response of each row; any order.
+        first_of_response: first row of each response.
+        last_of_response: last row of each response.
+        new_tokens: tokens that each row adds.
+    """
+
+    def __init__(self, digest: Digest) -> None:
+        events, responses = digest.events, digest.responses
+        counts = np.diff(events.first_response)
+        self.task = np.repeat(events.task, counts)
+        self.group_id = np.repeat(events.group_id, counts)
+        keys = np.stack([self.task, responses.rollout_id, responses.segment])
+        order = np.lexsort(keys[::-1])
+        is_new = np.ones(len(order), dtype=np.bool_)
+        is_new[1:] = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
+        self.response = np.empty(len(order), dtype=np.int64)
+        self.response[order] = np.cumsum(is_new) - 1
+        starts = np.flatnonzero(is_new)
+        self.first_of_response = order[starts]
+        self.last_of_response = order[np.append(starts[1:], len(order)) - 1]
+        self.new_tokens = responses.tokens - _prior_lens(digest)
+
+
+def _prior_lens(digest: Digest) -> Int64s:
+    prior = digest.responses.prior_len.copy()
+    unknown = np.flatnonzero(prior == PRIOR_UNKNOWN)
+    if len(unknown):
+        recorded = RecordedPuts(digest, 1, resync=False)
+        prior[unknown] = [recorded.told_prior_len(row) for row in unknown.tolist()]
+    return prior
+
+
+def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s) -> Int64s:
+    """Time per token of every response: of its own rounds, else of its task, else of the log."""
+    _check_times(log, times)
+    timed = times != _NOT_TIMED
+    spent = np.where(timed, times, 0).astype(np.float64)
+    made = np.where(timed, puts.new_tokens, 0)
+    if made.sum() == 0:
+        what = "no put tells how long its tokens took (generate_time_us), so there is no token time"
+        raise LogError(Problem(what, log.name, "give one with --token-time-us"))
+    count = len(task_of_response)
+    total_time = np.zeros(count, dtype=np.int64)
+    total_made = np.zeros(count, dtype=np.int64)
+    np.add.at(total_time, puts.response, np.where(timed, times, 0))
+    np.add.at(total_made, puts.response, made)
+    tasks = int(puts.task.max()) + 1
+    task_made = np.bincount(puts.task, weights=made, minlength=tasks)
+    task_time = np.bincount(puts.task, weights=spent, minlength=tasks)
+    of_log = spent.sum() // made.sum()
+    of_task = np.where(task_made > 0, task_time // np.maximum(task_made, 1), of_log)
+    own = total_time // np.maximum(total_made, 1)
+    return np.maximum(np.where(total_made > 0, own, of_task[task_of_response].astype(np.int64)), 1)
+
+
+def _generate_times_and_masks(
+    log: Log, digest: Digest, last_put: Int64s, on_progress: Callable[[int], None] | None
+) -> tuple[Int64s, SemanticMasks]:
+    """The generation time of every put row (`_NOT_TIMED` where there is none), and each response's last mask.
+
+    The log is read a second time for what its digest doesn't keep.
+    """
+    response_at = np.full(len(digest.responses.tokens), -1, dtype=np.int64)
+    response_at[last_put] = np.arange(len(last_put))
+    times: list[Int64s] = []
+    masks: list[SemanticMasks] = []
+    order: list[Int64s] = []
+    names = ("event", "task_name", "group_id", "generate_time_us", "response_mask", VERSION_RUNS)
+    done = 0
+    for batch in read_batches(log, names, on_progress):
+        kept = _kept_puts(batch, digest)
+        times.append(col.integers(batch.columns.get("generate_time_us"), batch.rows, fill=_NOT_TIMED)[kept])
+        response = response_at[done : done + len(kept)]
+        done += len(kept)
+        is_last = response >= 0
+        masks.append(_masks_at(batch, kept[is_last]))
+        order.append(response[is_last])
+    return np.concatenate(times), joined(masks).take(np.argsort(np.concatenate(order)))
+
+
+def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
+    """Rows of the puts that are in the digest, which lacks the groups that were quarantined."""
+    is_put = col.text_codes(batch.columns.get("event"), batch.rows, kind_code) == _PUT
+    return np.flatnonzero(is_put & is_left(batch, digest))
+
+
+def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
+    picked = pa.array(rows)
+    mask, runs = (batch.columns.get(name) for name in ("response_mask", VERSION_RUNS))
+    masks = masks_of(col.lists(None if mask is None else mask.take(picked), len(rows)))
+    given = None if runs is None else given_runs(runs.take(picked), len(rows))
+    if given is None:
+        return masks
+    told = told_masks(given)
+    if told.is_unknown.any():
+        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(told.is_unknown)])}, column {VERSION_RUNS}"
+        what = "a run tells how many of its tokens are in the loss, and not which"
+        raise LogError(Problem(what, where, "let runs end where the mask changes, or use the log they were made from"))
+    # No row has both, so the other kind is all ones there.
+    both = joined([masks, told.masks])
+    return both.take(np.arange(len(rows)) + np.where(given.has_runs, len(rows), 0))
+
+
+def _check_times(log: Log, times: Int64s) -> None:
+    wrong = (times != _NOT_TIMED) & ((times < 0) | (times > _LONGEST_US))
+    if wrong.any():
+        what = f"generate_time_us is negative or above {_LONGEST_US} in {int(wrong.sum())} puts, such as"
+        hint = "microseconds are meant; or give --token-time-us"
+        raise LogError(Problem(f"{what} {int(times[wrong][0])}", log.name, hint))
+
+
+def _check_ids(log: Log, responses: ResponseColumns) -> None:
+    for name, ids in (("group_id", responses.group_id), ("rollout_id", responses.rollout_id)):
+        if ids.min() < 0:
+            hint = "a workload has ids of 0 or more, so that further passes over it can count on from them"
+            raise LogError(Problem(f"{name} {int(ids.min())} is negative", log.name, hint))
