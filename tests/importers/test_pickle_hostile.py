@@ -141,7 +141,8 @@ def test_the_most_objects_take_bounded_memory(piece: bytes, tmp_path: Path):
     path = archive(tmp_path / "x.pt", start + piece * limit)
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom tokenaudit.contracts.errors import SourceError\n"
-        "from tokenaudit.importers.pickles.values import Limits\nfrom tokenaudit.importers.pickles.torch_file import TorchFile\n"
+        "from tokenaudit.importers.pickles.torch_file import TorchFile\n"
+        "from tokenaudit.importers.pickles.values import Limits\n"
         "def status(name): return int(re.search(name + r':\\s+([0-9]+)', open('/proc/self/status').read())[1])\n"
         "before = status('VmRSS')\n"
         "with TorchFile(Path(sys.argv[1]), Limits(objects=int(sys.argv[2]))) as file:\n"
