@@ -1,8 +1,8 @@
 """How far a command walks through the package: modules entered, functions called, and how deep the calls go.
 
 `python -m tests.benchmarks.walk replay sample_data/rollouts.parquet` prints the three figures, then the modules in the
-order in which they are entered and the deepest chain of calls. A module counts when one of its functions runs. Frames of
-other packages, lambdas and comprehensions don't count, and a function on the stack twice counts once.
+order in which they are entered and the deepest chain of calls. A module counts when one of its functions runs. Frames
+of other packages, lambdas and comprehensions don't count; a function that is on the stack twice counts once.
 """
 
 from __future__ import annotations
