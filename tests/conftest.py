@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +11,18 @@ from hypothesis import settings
 
 from tokenaudit.cli import main
 
-# A change is judged by the same examples every time; at a desk, every run tries new ones.
-settings.register_profile("default", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("default")
+# A change is judged by few examples, the same ones every time; `--hypothesis-profile=deep` tries many new ones.
+settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True)
+settings.register_profile("deep", deadline=None, max_examples=100, derandomize=False)
+settings.load_profile("ci")
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "rollouts.parquet"
+
+
+def examples(share: float) -> settings:
+    """Settings of a test that needs more or fewer examples than others: a share of the profile's number."""
+    return settings(max_examples=max(1, round(share * settings.default.max_examples)))
 
 
 class Ran(NamedTuple):
@@ -51,17 +57,32 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a CUDA device say why they don't run where there is none."""
-    if not any(item.get_closest_marker("gpu") for item in items):
-        return
+def _no_gpu() -> str | None:
     try:
         import torch
-
-        reason = None if torch.cuda.is_available() else "no CUDA device here"
     except ImportError:
-        reason = "torch is not installed"
-    if reason is not None:
-        for item in items:
-            if item.get_closest_marker("gpu"):
+        return "torch is not installed"
+    return None if torch.cuda.is_available() else "no CUDA device here"
+
+
+def _no_browser() -> str | None:
+    return None if any(map(shutil.which, BROWSERS)) else f"none of {', '.join(BROWSERS)} is here"
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
+LACKING = {"gpu": _no_gpu, "browser": _no_browser}
+"""By marker: why tests that bear it cannot run here."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need what not every machine has say why they don't run."""
+    for marker, lacking in LACKING.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and (reason := lacking()) is not None:
+            for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """No workers for single test files and tests, since starting them takes longer; as many as cores for folders."""
+    return None if any(Path(name).is_dir() for name in config.args) else 0

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import Row, read_json, write_log
+from tests.conftest import examples
 from tests.strategies import logs, spellings
 from tests.valid_runs import DAMAGES, valid_runs
 from tokenaudit.audit.report import AuditReport, report_json
@@ -20,7 +21,7 @@ from tokenaudit.contracts.errors import LogError
 from tokenaudit.log.files import open_log
 from tokenaudit.log.reading import read_digest
 
-SLOW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+SLOW = settings(examples(0.25), suppress_health_check=list(HealthCheck))
 
 
 def audited(rows: list[Row], overrides: tuple[str, ...] = (), **options: Any) -> AuditReport:
@@ -61,7 +62,7 @@ def test_spelling_and_cutting_a_log_changes_no_finding(rows: list[Row], spelling
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
+@settings(examples(0.06), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damage_is_found(damage: str, data: st.DataObject):
     fits, values = DAMAGES[damage]

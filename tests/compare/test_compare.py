@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import polars as pl
 import pytest
 from hypothesis import given
 
 from tests.builders import Row, make_digest, numbered, put, refresh, sample, take, write_log
 from tests.compare.results import made_result, totals_of
+from tests.conftest import examples
 from tests.strategies import configs, logs
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, Side, compare
 from tokenaudit.compare.event_tape import EventTape, Kind
@@ -170,7 +170,7 @@ def test_a_difference_behind_the_last_step_is_the_first_difference(tmp_path: Pat
     assert compared.steps == ()
 
 
-@hypothesis.settings(max_examples=60)
+@examples(0.6)
 @given(logs(), configs(), configs())
 def test_groups_add_up_to_the_totals_and_a_run_equals_itself(log: list[Row], a: Row, b: Row):
     digest = make_digest(log)

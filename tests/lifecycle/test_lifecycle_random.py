@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.oracles.slow_buffer import SlowBuffer
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.lifecycle.members import Group, MadeMembers
@@ -113,7 +114,7 @@ def held(buffer: Any) -> Any:
 
 
 @pytest.mark.parametrize("replay_policy", list(ReplayPolicy))
-@settings(max_examples=700)
+@examples(7)
 @given(history=histories, own=st.fixed_dictionaries(dict.fromkeys(TASKS, policies)))
 def test_the_fast_buffer_is_the_slow_one(replay_policy, history, own):
     fast, slow = ReplayBuffer(own, replay_policy), SlowBuffer(own, replay_policy)

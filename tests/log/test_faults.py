@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.builders import Row, make_digest, numbered, put, refresh, sample, small_batches, sync, take, write_log
+from tests.conftest import examples
 from tests.strategies import configs, logs
 from tokenaudit.config.sections import parse_config
 from tokenaudit.contracts.errors import LogError, Problem
@@ -491,7 +492,7 @@ def spoiled(row: Row, how: str) -> Row:
 HOW = ("status", "no status", "event", "prior", "mask", "versions", "null", "length", "no length", "rollout")
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(rows=logs(), config=configs(), data=st.data())
 def test_quarantine_is_the_log_without_the_groups(rows, config, data):
     def group(row: Row) -> tuple[str, int] | None:
@@ -734,7 +735,7 @@ def _end_of_workers():
         workers().shutdown()
 
 
-@settings(max_examples=400)
+@examples(4)
 @given(data=st.data())
 def test_damaged_files_are_refused_or_read(data):
     content = bytearray(data.draw(st.sampled_from(intact_files()), label="file"))

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import Row, make_digest, put, read_rows, refresh, small_batches, take, write_log
+from tests.conftest import examples
 from tests.strategies import configs, logs, spellings
 from tokenaudit.config.sections import parse_config
 from tokenaudit.contracts import metrics as m
@@ -36,7 +37,7 @@ def read_in_batches(path: Path, elements: int, most_rows: int) -> Digest:
         return read_digest(open_log([path]))
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(
     rows=logs(),
     spelling=spellings(),

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import Row, make_digest, put, read_rows
+from tests.conftest import examples
 from tests.oracles.slow_replay import slow_replay
 from tests.strategies import configs, logs, spellings
 from tokenaudit.config.sections import parse_config
@@ -105,7 +106,7 @@ def timeline_for(digest: Digest, wanted: str | None) -> str | None:
 
 
 @pytest.mark.parametrize("timeline", TIMELINES)
-@settings(max_examples=250)
+@examples(2.5)
 @given(rows=logs(), config=configs(), spelling=spellings())
 def test_fast_replay_is_the_slow_one(timeline, rows, config, spelling):
     digest = make_digest(rows, **spelling)
@@ -177,7 +178,7 @@ def test_logs_that_once_told_the_two_apart(name):
     assert {metric: totals[metric] for metric in expected} == expected
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(rows=logs(stamp_missing=True), config=configs(), spelling=spellings(), timeline=st.sampled_from(TIMELINES))
 def test_fast_replay_is_the_slow_one_where_versions_are_missing(rows, config, spelling, timeline):
     digest = make_digest(rows, allow_missing_versions=True, **spelling)
@@ -191,7 +192,7 @@ def golden_log(case: str) -> tuple[Digest, list[Row]]:
     return read_digest(open_log([path])), read_rows(path)
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(
     case=st.sampled_from(CASES),
     config=configs(tasks=("math", "code", "chat", "unused")),
@@ -207,7 +208,7 @@ def sample_digest() -> Digest:
     return read_digest(open_log([SAMPLE]))
 
 
-@settings(max_examples=25)
+@examples(0.25)
 @given(config=configs(tasks=("math", "code", "unused")), timeline=st.sampled_from(TIMELINES))
 def test_the_ledger_of_the_sample_closes_under_other_configs(config, timeline):
     # Counting raises where tokens are lost or counted twice.

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.conftest import examples
 from tests.oracles.slow_simulate import slow_entries
 from tests.simulate.simulated import Case, cases, config, prompts, ran, replayed_part, result_of
 from tokenaudit.contracts.errors import LogError
@@ -27,7 +28,7 @@ def assert_same_run(simulated: Result, replayed: Result) -> None:
     assert simulated.ledger == replayed.ledger
 
 
-@settings(max_examples=300)
+@examples(3)
 @given(cases(least_tokens=0))
 def test_the_slow_simulator_agrees(case: Case):
     run = ran(case.rows, case.config, case.max_concurrency)
@@ -38,7 +39,7 @@ def test_the_slow_simulator_agrees(case: Case):
         assert run.entries == slow
 
 
-@settings(max_examples=150)
+@examples(1.5)
 @given(cases(least_tokens=0))
 def test_a_run_is_replayed_from_its_event_log(case: Case):
     with tempfile.TemporaryDirectory() as folder:
