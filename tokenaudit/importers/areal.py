@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    ImportedPut,
+    Importer,
+    Lack,
+    Precision,
+    version_columns,
+)
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
@@ -130,14 +139,10 @@ def _versions(
             raise FieldFault(f"version_rle holds {len(versions)} versions for {generated} generated tokens")
     head, tail = integer(data, "head_version", low=-1), integer(data, "tail_version", low=-1)
     if head < 0 or tail < head or tokens == 0:
-        context.limits[Lack.VERSIONS] = None
-        return {"version_precision": Precision.NONE}
-    context.limits[Lack.SPANS] = None
-    return {
-        "model_step": context.versions.model_step(head),
-        "model_step_end": context.versions.model_step(tail),
-        "version_precision": Precision.SPAN,
-    }
+        return version_columns(None, None, context)
+    start, end = context.versions.model_step(head), context.versions.model_step(tail)
+    # only run lengths make versions exact
+    return version_columns(start, end, context, uniform=Precision.SPAN)
 
 
 def _expanded(runs: object, context: Context) -> np.ndarray[Any, Any]:

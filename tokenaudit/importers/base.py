@@ -1,9 +1,10 @@
-"""What importers share: events, version precision, faults, and what a source leaves out."""
+"""What importers share: the events they make, how well versions are known, faults, and what a source leaves out."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -11,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, shown
+from tokenaudit.contracts.errors import Problem, SourceError, shown
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
 
 SHOWN_PROBLEMS = 20
-"""Faults that are told one by one; the others are counted."""
+"""Faults that are reported one by one; the others are counted."""
 
 
 class Precision(StrEnum):
-    """How well a source tells the versions of a response's tokens; the values of column `version_precision`."""
+    """How well the versions of a response's tokens are known; the values of column `version_precision`."""
 
     EXACT = "exact"
     """The version of every token."""
@@ -35,7 +36,7 @@ class Precision(StrEnum):
 
 
 class Lack(StrEnum):
-    """What a source leaves out, and what can't be told from it; kept in the metadata of the log."""
+    """What a source leaves out, and what can't be derived from it; kept in the metadata of the log."""
 
     TIMELINE = (
         "the source records no refreshes and takes: replay simulates them, so shortfalls and leftovers are those of "
@@ -59,12 +60,15 @@ class Lack(StrEnum):
     RESUME = "versions are stamped when a call ends, so a call that a weight push overtook looks newer than it is"
 
 
+_LACK_OF = {Precision.SPAN: Lack.SPANS, Precision.START: Lack.STARTS, Precision.NONE: Lack.VERSIONS}
+
+
 @dataclass(frozen=True, slots=True)
 class ImportedPut:
-    """A group as the source tells it.
+    """A group as the source records it.
 
     Attributes:
-        train_step: the step it was put in, or trained in where the source tells nothing else.
+        train_step: the step it was put in, or trained in where the source records nothing else.
         task_name: its task.
         group_id: its group.
         rows: its responses, as log columns; each may name its own `model_step`.
@@ -101,6 +105,23 @@ class FieldFault(ValueError):
         self.what = what
         self.hint = hint
         super().__init__(what)
+
+    def problem(self, where: str) -> Problem:
+        """The same for a person, with the place of the record."""
+        return Problem(self.what, where, self.hint)
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """A fault inside the block refuses the whole file.
+
+    Raises:
+        SourceError: there was one.
+    """
+    try:
+        yield
+    except FieldFault as fault:
+        raise SourceError(fault.problem(str(path))) from fault
 
 
 class Problems:
@@ -154,7 +175,7 @@ class VersionScale:
 
 @dataclass(slots=True)
 class Context:
-    """What an importer is told, and where it tells what it finds.
+    """What an importer is given, and where it collects what it finds.
 
     Attributes:
         versions: how to read versions.
@@ -162,7 +183,7 @@ class Context:
         renamed: their names by ours, for sources without names of their own.
         problems: faults.
         limits: what turned out to be left out, as keys in order.
-        advance: told how many bytes were read.
+        advance: called with the number of bytes that were read.
     """
 
     versions: VersionScale
@@ -178,7 +199,47 @@ class Context:
 
     def fault(self, fault: FieldFault, where: str) -> None:
         """Note a record that can't be read."""
-        self.problems.add(Problem(fault.what, where, fault.hint))
+        self.problems.add(fault.problem(where))
+
+    def limit(self, what: str) -> None:
+        """Note what turned out to be left out."""
+        self.limits[what] = None
+
+    def limit_of(self, precision: Precision) -> None:
+        """Note what versions of this precision leave out, if anything."""
+        if precision in _LACK_OF:
+            self.limit(_LACK_OF[precision])
+
+
+def version_columns(
+    start: int | None,
+    end: int | None,
+    context: Context,
+    *,
+    uniform: Precision = Precision.EXACT,
+    mixed: Precision = Precision.SPAN,
+) -> Row:
+    """The columns for the versions of a response of which the oldest and the newest are known, as train steps.
+
+    Args:
+        start: its oldest version; None where the source records no version.
+        end: its newest version.
+        context: where it is noted what the precision leaves out.
+        uniform: precision where both are the same version.
+        mixed: precision where they differ.
+
+    Raises:
+        FieldFault: the newest lies before the oldest.
+    """
+    if start is None or end is None:
+        context.limit_of(Precision.NONE)
+        return {"version_precision": Precision.NONE}
+    if end < start:
+        raise FieldFault(f"versions go from {start} to {end}")
+    precision = uniform if start == end else mixed
+    context.limit_of(precision)
+    row: Row = {"model_step": start, "version_precision": precision}
+    return row if precision in (Precision.EXACT, Precision.SEGMENT) else row | {"model_step_end": end}
 
 
 Reader = Callable[[Sequence[Path], Context], Iterator[Imported]]
@@ -195,7 +256,7 @@ class Importer:
         looks_like: whether a file, given with the keys of its first record, is of this format.
         read: reads files into events.
         suffixes: extensions of its files, for folders.
-        precisions: how well it tells versions.
+        precisions: how well versions are known from it.
         reads: log columns it fills.
         lacks: what it always leaves out.
         counts_pushes: whether its versions count weight pushes rather than train steps.
@@ -229,9 +290,3 @@ def stable_id(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")
-
-
-def take_event(train_step: int, task_name: str, groups: int, where: str) -> ImportedEvent:
-    """The take of a step whose batch the source holds."""
-    values: dict[str, Any] = {"event": "take", "train_step": train_step, "task_name": task_name, "batch_size": groups}
-    return ImportedEvent(values, where)

@@ -1,19 +1,42 @@
-"""The groups of one step, gathered while their records come in any order."""
+"""The groups of one step, gathered while their responses come in any order."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, take_event
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Precision
+from tokenaudit.importers.files import SourceRecord
 from tokenaudit.log.writer import Row
 
 MAX_GROUP_TOKENS = 2**27
 """Tokens of all responses of a group, which is written at once; no group is that long, a crafted one is."""
 
 
+class GroupKey(NamedTuple):
+    """What names a group inside of a step."""
+
+    task_name: str
+    group_id: int
+
+
+class Response(NamedTuple):
+    """One response of a batch that was trained.
+
+    Attributes:
+        train_step: the step it was trained in.
+        group: its group.
+        row: its log columns.
+    """
+
+    train_step: int
+    group: GroupKey
+    row: Row
+
+
 class Batch:
-    """Responses of one step by task and group, in order of first appearance.
+    """Responses of one step by group, in order of first appearance.
 
     Args:
         train_step: the step.
@@ -21,13 +44,13 @@ class Batch:
 
     def __init__(self, train_step: int) -> None:
         self.train_step = train_step
-        self._puts: dict[tuple[str, int], ImportedPut] = {}
+        self._puts: dict[GroupKey, ImportedPut] = {}
 
-    def add(self, task_name: str, group_id: int, row: Row, where: str) -> None:
+    def add(self, group: GroupKey, row: Row, where: str) -> None:
         """Add one response."""
-        put = self._puts.get((task_name, group_id))
+        put = self._puts.get(group)
         if put is None:
-            put = self._puts[(task_name, group_id)] = ImportedPut(self.train_step, task_name, group_id, [], where)
+            put = self._puts[group] = ImportedPut(self.train_step, *group, [], where)
         put.rows.append(row)
 
     def puts(self) -> Iterator[ImportedPut]:
@@ -36,62 +59,95 @@ class Batch:
 
     def takes(self, where: str) -> Iterator[ImportedEvent]:
         """One take per task, of as many groups as there are."""
-        sizes = Counter(task for task, _ in self._puts)
-        for task, size in sizes.items():
-            yield take_event(self.train_step, task, size, where)
-
-    def trained(self, where: str) -> Iterator[Imported]:
-        """Puts and takes of a batch that was trained as it is; a batch without a group leaves nothing."""
-        yield from self.puts()
-        yield from self.takes(where)
+        yield from takes(self.train_step, Counter(group.task_name for group in self._puts), where)
 
 
-class Members:
-    """Responses of one step by task and group, whose rows are made when their group is written and not before.
+def trained_batches(
+    records: Iterable[SourceRecord],
+    response_of: Callable[[dict[str, Any]], Response | None],
+    path: str,
+    context: Context,
+) -> Iterator[Imported]:
+    """Puts and takes of the batches of a file; consecutive responses of one step are a batch.
+
+    Args:
+        records: the records of the file.
+        response_of: reads the response of a record; None for a record that is none. What it refuses with a
+            `FieldFault` is noted and left out.
+        path: the file.
+        context: where faults are noted.
+    """
+    batch = Batch(-1)
+    for data, where in records:
+        try:
+            response = response_of(data)
+        except FieldFault as fault:
+            context.fault(fault, where)
+            continue
+        if response is None:
+            continue
+        if batch.train_step != response.train_step:
+            yield from batch.puts()
+            yield from batch.takes(where)
+            batch = Batch(response.train_step)
+        batch.add(response.group, response.row, where)
+    yield from batch.puts()
+    yield from batch.takes(path)
+
+
+def trained_responses(
+    train_step: int,
+    count: int,
+    group_of: Callable[[int], GroupKey],
+    row_of: Callable[[int], Row],
+    where_of: Callable[[int], str],
+    path: str,
+    context: Context,
+) -> Iterator[Imported]:
+    """Puts and takes of the batch of a step whose rows are made when their group is written and not before.
 
     Args:
         train_step: the step.
+        count: its responses, numbered from 0.
+        group_of: the group of a response.
+        row_of: makes the row of a response. What either refuses with a `FieldFault` is noted and left out.
+        where_of: where a response stands.
+        path: the file.
+        context: where faults are noted.
     """
 
-    def __init__(self, train_step: int) -> None:
-        self.train_step = train_step
-        self._groups: dict[tuple[str, int], list[int]] = {}
-
-    def add(self, task_name: str, group_id: int, index: int) -> None:
-        """Add the response of a number."""
-        self._groups.setdefault((task_name, group_id), []).append(index)
-
-    def trained(
-        self, row_of: Callable[[int], Row], where_of: Callable[[int], str], where: str, context: Context
-    ) -> Iterator[Imported]:
-        """One put per group in order of first appearance, then one take per task.
-
-        Args:
-            row_of: makes the row of a number; what it refuses with a `FieldFault` is noted and left out.
-            where_of: where a response stands.
-            where: where the batch does.
-            context: where faults are noted.
-        """
-
-        def read(indices: list[int]) -> Iterator[Row]:
-            for index in indices:
-                try:
-                    yield row_of(index)
-                except FieldFault as fault:
-                    context.fault(fault, where_of(index))
-
-        sizes: Counter[str] = Counter()
-        for (task_name, group_id), indices in self._groups.items():
+    def rows(indices: list[int]) -> Iterator[Row]:
+        for index in indices:
             try:
-                rows = bounded(read(indices))
+                yield row_of(index)
             except FieldFault as fault:
-                context.fault(fault, where_of(indices[0]))
-                continue
-            if rows:
-                sizes[task_name] += 1
-                yield ImportedPut(self.train_step, task_name, group_id, rows, where_of(indices[0]))
-        for task_name, size in sizes.items():
-            yield take_event(self.train_step, task_name, size, where)
+                context.fault(fault, where_of(index))
+
+    groups: dict[GroupKey, list[int]] = {}
+    for index in range(count):
+        try:
+            groups.setdefault(group_of(index), []).append(index)
+        except FieldFault as fault:
+            context.fault(fault, where_of(index))
+    sizes: Counter[str] = Counter()
+    for group, indices in groups.items():
+        where = where_of(indices[0])
+        try:
+            kept = bounded(rows(indices))
+        except FieldFault as fault:
+            context.fault(fault, where)
+            continue
+        if kept:
+            sizes[group.task_name] += 1
+            yield ImportedPut(train_step, *group, kept, where)
+    yield from takes(train_step, sizes, path)
+
+
+def takes(train_step: int, sizes: Counter[str], where: str) -> Iterator[ImportedEvent]:
+    """The takes of a step whose batch the source holds, with so many groups of each task."""
+    for task_name, size in sizes.items():
+        values: Row = {"event": "take", "train_step": train_step, "task_name": task_name, "batch_size": size}
+        yield ImportedEvent(values, where)
 
 
 def bounded(rows: Iterable[Row]) -> list[Row]:
@@ -110,7 +166,18 @@ def bounded(rows: Iterable[Row]) -> list[Row]:
     return kept
 
 
-class Prompts:
+def unversioned_row(rollout_id: int, reward: float | None) -> Row:
+    """The row of a completed response that a source records as text: without versions, and of unknown length."""
+    return {
+        "rollout_id": rollout_id,
+        "status": "completed",
+        "response_len": 0,
+        "reward": reward,
+        "version_precision": Precision.NONE,
+    }
+
+
+class PromptGroups:
     """Numbers groups where a source names none: consecutive equal prompts are one group.
 
     Prompts are compared by hash, so that none is kept.

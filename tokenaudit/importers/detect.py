@@ -8,25 +8,36 @@ from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.contracts.files import named_twice
-from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, texts, tinker, verl_queue, xtuner
+from tokenaudit.importers import (
+    areal,
+    generic,
+    nemo_rl,
+    prime_rl,
+    slime,
+    tinker,
+    trl,
+    verl,
+    verl_queue,
+    xtuner,
+    xtuner_trajectories,
+)
 from tokenaudit.importers.base import Importer, Problems
-from tokenaudit.importers.compressed import first_compressed
-from tokenaudit.importers.files import first_keys, source_files
+from tokenaudit.importers.files import first_compressed, first_keys, source_files
 
 IMPORTERS: dict[str, Importer] = {
     importer.name: importer
     for importer in (
         xtuner.BATCHES,
         xtuner.BUFFER,
-        texts.XTUNER,
+        xtuner_trajectories.IMPORTER,
         areal.IMPORTER,
         prime_rl.IMPORTER,
         slime.IMPORTER,
-        texts.VERL,
+        verl.IMPORTER,
         verl_queue.IMPORTER,
         nemo_rl.IMPORTER,
         tinker.IMPORTER,
-        texts.TRL,
+        trl.IMPORTER,
         generic.IMPORTER,
     )
 }

@@ -24,8 +24,8 @@ IS_LIST = "[]"
 """Stands among the first texts of a dump that is a list."""
 MAX_ITEMS = 2_000_000
 """Items of a list that is taken apart."""
-ROW_COST = 128
-"""What a response costs of what its file allows, beside its numbers: one could be named over and over."""
+_RESPONSE_COST = 128
+"""What a response costs of what its file allows, beside its numbers."""
 _MAX_TEXT = 1 << 20
 """Bytes of a text that is a name or an id."""
 
@@ -45,6 +45,10 @@ class Dump(NamedTuple):
 
     value: Any
     source: Source
+
+    def spend_response(self, tokens: int = 0, count: int = 1) -> None:
+        """Charge responses: a crafted file could name one over and over. Raises like `Source.spend`."""
+        self.source.spend(_RESPONSE_COST * count + tokens)
 
 
 @contextmanager

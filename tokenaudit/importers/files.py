@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
-from tokenaudit.importers.compressed import compressed, first_compressed
 from tokenaudit.importers.dumps import first_texts
 from tokenaudit.record import json_lines as lines
 from tokenaudit.record.json_lines import json_lines
 
 MAX_FILES = 1_000_000
+_HEAD_BYTES = 15
 
 
-class Record(NamedTuple):
-    """One JSON object of a file, and where it stands."""
+class _Compression(NamedTuple):
+    """A kind of compression: how its files begin, its name, and what unpacks it."""
+
+    head: re.Pattern[bytes]
+    name: str
+    command: str
+
+
+_COMPRESSIONS = (
+    _Compression(re.compile(rb"\x1f\x8b\x08"), "gzip", "gunzip"),
+    _Compression(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "unzstd"),
+    _Compression(re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2"),
+    _Compression(re.compile(rb"\xfd7zXZ\x00"), "xz", "unxz"),
+)
+_OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+"""How torch.save began before it wrote archives."""
+
+
+class SourceRecord(NamedTuple):
+    """One record of a file, and where it stands."""
 
     data: dict[str, Any]
     where: str
@@ -42,7 +60,7 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
                 problems.append(_nothing_below(path, suffixes))
             found += here
         elif path.is_file():
-            problem = compressed(path)
+            problem = _unreadable_as_is(path)
             problems += [] if problem is None else [problem]
             found.append(path)
         else:
@@ -68,6 +86,28 @@ def _nothing_below(folder: Path, suffixes: Sequence[str]) -> Problem:
     )
 
 
+def first_compressed(paths: Iterable[Path]) -> Problem | None:
+    """The first of some files that is compressed, or of an old version of torch; neither kind is ever unpacked."""
+    return next((problem for problem in map(_unreadable_as_is, paths) if problem is not None), None)
+
+
+def _unreadable_as_is(path: Path) -> Problem | None:
+    """Why a file can't be read before it is unpacked or saved anew; None where it can, or can't be read at all."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError:
+        return None
+    for kind in _COMPRESSIONS:
+        if kind.head.match(head):
+            hint = f"unpack it first, such as with {kind.command}"
+            return Problem(f"the file is compressed with {kind.name}", str(path), hint)
+    if head == _OLD_TORCH:
+        hint = "load it with torch and save it again, without _use_new_zipfile_serialization=False"
+        return Problem("a file of torch.save in its old format, of before torch 1.6", str(path), hint)
+    return None
+
+
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sorts names with numbers in them by these numbers."""
     pieces = re.split(r"(\d+)", str(path))
@@ -80,7 +120,20 @@ def number_in(name: str, pattern: str) -> int | None:
     return int(match[1][:10]) if match else None
 
 
-def json_records(path: Path, context: Context) -> Iterator[Record]:
+def step_in_name(path: Path, pattern: str, low: int = 0) -> int:
+    """The train step that the first group of a pattern finds in the name of a file.
+
+    Raises:
+        SourceError: it finds none of at least `low`.
+    """
+    step = number_in(path.name, pattern)
+    if step is None or step < low:
+        hint = "keep the name that the trainer gave it"
+        raise SourceError(Problem("the name of the file doesn't hold the train step", str(path), hint))
+    return step
+
+
+def json_records(path: Path, context: Context) -> Iterator[SourceRecord]:
     """The objects of a file of JSON lines; what can't be read is noted and passed over.
 
     Raises:
@@ -93,12 +146,12 @@ def json_records(path: Path, context: Context) -> Iterator[Record]:
                 if line.problem is not None:
                     context.problems.add(line.problem)
                 else:
-                    yield Record(line.data, f"{path}, line {line.number}")
+                    yield SourceRecord(line.data, f"{path}, line {line.number}")
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def json_documents(path: Path, context: Context) -> Iterator[Record]:
+def json_documents(path: Path, context: Context) -> Iterator[SourceRecord]:
     """The objects of a file that holds JSON objects one after the other, each over one line or indented over many.
 
     Raises:
@@ -130,7 +183,7 @@ def json_documents(path: Path, context: Context) -> Iterator[Record]:
         raise unreadable(path, error) from error
 
 
-def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
+def _document(text: bytes, where: str, context: Context) -> Iterator[SourceRecord]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -140,7 +193,7 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[Record]:
     if not isinstance(data, dict):
         context.problems.add(Problem(f"{type(data).__name__} in place of an object", where, "the file is damaged"))
         return
-    yield Record(data, where)
+    yield SourceRecord(data, where)
 
 
 def first_keys(path: Path) -> frozenset[str]:

@@ -22,8 +22,8 @@ from tokenaudit.importers.base import (
     stable_id,
 )
 from tokenaudit.importers.fields import int_list, number
-from tokenaudit.importers.files import Record, first_keys, json_records, unreadable
-from tokenaudit.importers.tables import parquet_rows
+from tokenaudit.importers.files import SourceRecord, first_keys, json_records, unreadable
+from tokenaudit.importers.tables import parquet_records
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
 
@@ -31,7 +31,6 @@ COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 """Columns that a table may have; a log with version runs needs no import."""
 
 _NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
-_LACK = {Precision.SPAN: Lack.SPANS, Precision.START: Lack.STARTS, Precision.NONE: Lack.VERSIONS}
 _IDS = ("group_id", "rollout_id")
 _KINDS = tuple(kind.value for kind in EventKind)
 
@@ -76,10 +75,10 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     if put is not None:
         yield put
     if not has_timeline:
-        context.limits[Lack.TIMELINE] = None
+        context.limit(Lack.TIMELINE)
     for theirs, ours in missing.items():
         what = f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown"
-        context.limits[what] = None
+        context.limit(what)
 
 
 def _key(row: Row) -> object:
@@ -116,10 +115,8 @@ def _stamp(row: Row, context: Context) -> None:
             row[name] = context.versions.model_step(row[name])
     known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
     is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
-    told = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
-    lack = _LACK.get(row.setdefault("version_precision", told))
-    if lack is not None:
-        context.limits[lack] = None
+    derived = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
+    context.limit_of(row.setdefault("version_precision", derived))
 
 
 def _value(name: str, value: Any) -> Any:
@@ -168,18 +165,20 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
     return (array != 0).astype("int8") if kind is ColumnType.MASK_LIST else array
 
 
-def _records(path: Path, context: Context) -> Iterator[Record]:
-    readers: dict[str, Callable[[Path, Context], Iterator[Record]]] = {".csv": _csv, ".parquet": _parquet}
+def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
+    readers: dict[str, Callable[[Path, Context], Iterator[SourceRecord]]] = {".csv": _csv, ".parquet": _parquet}
     return readers.get(path.suffix.lower(), json_records)(path, context)
 
 
-def _csv(path: Path, context: Context) -> Iterator[Record]:
+def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
     csv.field_size_limit(lines.MAX_LINE_BYTES)
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(_bounded(stream, context))
             for data in reader:
-                yield Record({name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}")
+                yield SourceRecord(
+                    {name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}"
+                )
     except OSError as error:
         raise unreadable(path, error) from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -194,11 +193,10 @@ def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
         yield line
 
 
-def _parquet(path: Path, context: Context) -> Iterator[Record]:
+def _parquet(path: Path, context: Context) -> Iterator[SourceRecord]:
     """Rows of the columns that have a place in a log; the others are never read."""
     wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
-    rows = parquet_rows(path, lambda schema: [name for name in schema.names if name in wanted], context)
-    return (Record(data, where) for data, where in rows)
+    return parquet_records(path, lambda schema: [name for name in schema.names if name in wanted], context)
 
 
 def parsed_map(pairs: Sequence[str]) -> dict[str, str]:

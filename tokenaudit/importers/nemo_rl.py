@@ -9,12 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, SourceError
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, stable_id
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    ImportedPut,
+    Importer,
+    Lack,
+    Precision,
+    refused,
+    stable_id,
+    version_columns,
+)
 from tokenaudit.importers.batch import bounded
 from tokenaudit.importers.dumps import (
     ARRAYS,
-    ROW_COST,
+    Dump,
     count_of,
     fields_of,
     flat,
@@ -26,7 +36,6 @@ from tokenaudit.importers.dumps import (
     scalar,
 )
 from tokenaudit.importers.fields import MAX_TOKENS, integer, number
-from tokenaudit.importers.pickles.source import Source
 from tokenaudit.log.writer import Row
 
 _LENGTHS = ("input_lengths", "length", "lengths")
@@ -46,10 +55,8 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        try:
+        with refused(path):
             groups = list(_groups(fields_of(dump.value, "the dump")))
-        except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
         steps: dict[int, int] = {}
         for index, group in enumerate(groups):
             try:
@@ -59,7 +66,7 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
         for index in sorted(steps, key=steps.__getitem__):
             where = f"{path}, group {index}"
             try:
-                put = _put(groups[index], steps[index], where, context, dump.source)
+                put = _put(groups[index], steps[index], where, context, dump)
             except FieldFault as fault:
                 context.fault(fault, where)
                 continue
@@ -86,7 +93,7 @@ def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "group_id": index}
 
 
-def _put(group: dict[str, Any], train_step: int, where: str, context: Context, source: Source) -> ImportedPut:
+def _put(group: dict[str, Any], train_step: int, where: str, context: Context, dump: Dump) -> ImportedPut:
     batch = fields_of(group["batch"], "the batch")
     if isinstance(batch.get("data"), dict):
         batch = batch["data"]
@@ -96,7 +103,7 @@ def _put(group: dict[str, Any], train_step: int, where: str, context: Context, s
     versions = _versions(group, train_step, context)
 
     def row(index: int) -> Row:
-        source.spend(ROW_COST)
+        dump.spend_response()
         mask = masks[index]()
         generated = np.flatnonzero(mask)
         prompt_len = int(generated[0]) if len(generated) else len(mask)
@@ -170,15 +177,8 @@ def _versions(group: dict[str, Any], train_step: int, context: Context) -> Row:
     """A span where the end is recorded; else only the start, and nothing is newer than the target's weights."""
     start = context.versions.model_step(integer(scalar(group, "start"), "start"))
     if plain(group["end"]) is None:
-        end, kind, limit = max(start, train_step - 1), Precision.START, Lack.STARTS
-    else:
-        end, kind, limit = context.versions.model_step(integer(scalar(group, "end"), "end")), Precision.SPAN, Lack.SPANS
-    if end < start:
-        raise FieldFault(f"versions go from {start} to {end}")
-    if start == end:
-        return {"model_step": start, "version_precision": Precision.EXACT}
-    context.limits[limit] = None
-    return {"model_step": start, "model_step_end": end, "version_precision": kind}
+        return version_columns(start, max(start, train_step - 1), context, mixed=Precision.START)
+    return version_columns(start, context.versions.model_step(integer(scalar(group, "end"), "end")), context)
 
 
 IMPORTER = Importer(

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.batch import Batch
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    Importer,
+    Lack,
+    Precision,
+    stable_id,
+    version_columns,
+)
+from tokenaudit.importers.batch import Batch, GroupKey
 from tokenaudit.importers.fields import int_list, integer, mapping, number, objects
 from tokenaudit.importers.files import json_records, number_in
 from tokenaudit.log.writer import Row
@@ -27,7 +36,7 @@ def _is_evaluation(path: Path) -> bool:
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Episodes as they arrived where `all` is there, else as they were trained; what was trained is a take."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[GroupKey] = set()
     train = [path for path in files if not _is_evaluation(path)]
     for (step, _), paths in itertools.groupby(train, key=lambda path: (_step(path), path.parent.parent)):
         kinds = {path.parent.name: path for path in paths}
@@ -36,21 +45,21 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         batch = _batch(source, step, seen, context)
         yield from batch.puts()
         if trained is None:
-            context.limits[Lack.TIMELINE] = None
+            context.limit(Lack.TIMELINE)
         else:
             shipped = batch if source == trained else _batch(trained, step, set(), context)
             yield from shipped.takes(str(trained))
-        context.limits[Lack.DROPPED if source == trained else Lack.CANCELLED] = None
+        context.limit(Lack.DROPPED if source == trained else Lack.CANCELLED)
 
 
 def _step(path: Path) -> int | None:
     return number_in("/".join(path.parts[-5:]), r"step_(\d+)")
 
 
-def _batch(path: Path, step: int | None, seen: set[tuple[str, int]], context: Context) -> Batch:
+def _batch(path: Path, step: int | None, seen: set[GroupKey], context: Context) -> Batch:
     """The groups of a file. A group that comes again in a later file is another one: it was shipped in parts."""
     batch: Batch | None = None
-    here: dict[tuple[str, int], int] = {}
+    here: dict[GroupKey, int] = {}
     for data, where in json_records(path, context):
         try:
             train_step = step if step is not None else integer(_work(data), "step", low=1)
@@ -63,11 +72,11 @@ def _batch(path: Path, step: int | None, seen: set[tuple[str, int]], context: Co
             context.fault(fault, where)
             continue
         batch = batch or Batch(train_step)
-        key = (task_name, group_id)
+        key = GroupKey(task_name, group_id)
         if key not in here:
             here[key] = stable_id(f"{source_group}, again in step {train_step}") if key in seen else group_id
         for row in rows:
-            batch.add(task_name, here[key], row, where)
+            batch.add(GroupKey(task_name, here[key]), row, where)
     seen.update(here)
     return batch or Batch(step or 1)
 
@@ -162,16 +171,11 @@ def _versions(data: dict[str, Any], context: Context) -> Row:
     """The span of an episode; where both ends are one version, every token is of it."""
     policy = mapping(_work(data).get("policy"), "run.work.policy")
     if policy.get("start") is None:
-        context.limits[Lack.VERSIONS] = None
-        return {"version_precision": Precision.NONE}
+        return version_columns(None, None, context)
     start = context.versions.model_step(integer(policy, "start"))
-    end = start if policy.get("end") is None else context.versions.model_step(integer(policy, "end"))
-    if end < start:
-        raise FieldFault(f"the policy goes from version {start} to {end}")
-    if start == end and policy.get("end") is not None:
-        return {"model_step": start, "version_precision": Precision.EXACT}
-    context.limits[Lack.SPANS] = None
-    return {"model_step": start, "model_step_end": end, "version_precision": Precision.SPAN}
+    if policy.get("end") is None:
+        return version_columns(start, start, context, uniform=Precision.SPAN)
+    return version_columns(start, context.versions.model_step(integer(policy, "end")), context)
 
 
 IMPORTER = Importer(

@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, SourceError, shown
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.batch import Members
-from tokenaudit.importers.dumps import ROW_COST, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
+from tokenaudit.contracts.errors import shown
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    Importer,
+    Lack,
+    Precision,
+    refused,
+    stable_id,
+    version_columns,
+)
+from tokenaudit.importers.batch import GroupKey, trained_responses
+from tokenaudit.importers.dumps import Dump, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces
-from tokenaudit.importers.pickles.source import Source
 from tokenaudit.log.writer import Row
 
 _STATUS = {
@@ -47,29 +56,24 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
         return f"{path}, sample {index}"
 
     with opened(path, context) as dump:
-        try:
+        with refused(path):
             fields = fields_of(dump.value, "the dump")
-            members = Members(integer(fields, "rollout_id") + 1)
+            train_step = integer(fields, "rollout_id") + 1
             samples = items_of(fields.get("samples"), "samples")
-        except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        for index, sample in enumerate(samples):
-            try:
-                group_id = stable_id(plain(fields_of(sample, "a sample").get("group_index", index)))
-            except FieldFault as fault:
-                context.fault(fault, where(index))
-                continue
-            members.add(context.task(None), group_id, index)
+
+        def group(index: int) -> GroupKey:
+            group_index = fields_of(samples[index], "a sample").get("group_index", index)
+            return GroupKey(context.task(None), stable_id(plain(group_index)))
 
         def row(index: int) -> Row:
-            return _row(fields_of(samples[index], "a sample"), index, context, dump.source)
+            return _row(fields_of(samples[index], "a sample"), index, context, dump)
 
-        yield from members.trained(row, where, str(path), context)
+        yield from trained_responses(train_step, len(samples), group, row, where, str(path), context)
 
 
-def _row(sample: dict[str, Any], index: int, context: Context, source: Source) -> Row:
+def _row(sample: dict[str, Any], index: int, context: Context, dump: Dump) -> Row:
     tokens = length(scalar(sample, "response_length"), "response_length")
-    source.spend(ROW_COST + tokens)
+    dump.spend_response(tokens)
     status = plain(sample.get("status", "completed"))
     if status not in _STATUS:
         raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUS)}")
@@ -115,16 +119,13 @@ def _versions(sample: dict[str, Any], mask: np.ndarray[Any, Any] | None, tokens:
     """One version per call: placed by the lengths of the calls where the trace tells them, else a span."""
     stamps = [str(plain(stamp)) for stamp in items_of(sample.get("weight_versions"), "weight_versions")]
     if not stamps or not all(stamp.isascii() and stamp.isdigit() and len(stamp) < 19 for stamp in stamps):
-        context.limits[Lack.VERSIONS] = None
-        return {"version_precision": Precision.NONE}
+        return version_columns(None, None, context)
     versions = [context.versions.model_step(int(stamp)) for stamp in stamps]
-    if len(set(versions)) == 1:
-        return {"model_step": versions[0], "version_precision": Precision.SEGMENT}
-    placed = _placed(versions, _calls(sample), mask, tokens)
-    if placed is not None:
-        return {"response_model_steps": placed, "version_precision": Precision.SEGMENT}
-    context.limits[Lack.SPANS] = None
-    return {"model_step": min(versions), "model_step_end": max(versions), "version_precision": Precision.SPAN}
+    if len(set(versions)) > 1:
+        placed = _placed(versions, _calls(sample), mask, tokens)
+        if placed is not None:
+            return {"response_model_steps": placed, "version_precision": Precision.SEGMENT}
+    return version_columns(min(versions), max(versions), context, uniform=Precision.SEGMENT)
 
 
 def _calls(sample: dict[str, Any]) -> list[int]:

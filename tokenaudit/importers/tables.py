@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.fields import MAX_TOKENS
+from tokenaudit.importers.files import SourceRecord
 
 _ROWS_AT_ONCE = 1024
 _ELEMENTS_AT_ONCE = 4_000_000
@@ -20,10 +21,8 @@ _BYTES_AT_ONCE = 64 * 2**20
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
-def parquet_rows(
-    path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """The rows of a file with where they stand; columns that aren't chosen are never read.
+def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context) -> Iterator[SourceRecord]:
+    """The rows of a file; columns that aren't chosen are never read.
 
     Args:
         path: the file.
@@ -43,7 +42,7 @@ def parquet_rows(
                 size = _rows_at_once(parquet.metadata.row_group(group), names, path)
                 for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     for row in _rows(batch, path):
-                        yield row, f"{path}, row {number}"
+                        yield SourceRecord(row, f"{path}, row {number}")
                         number += 1
         context.advance(path.stat().st_size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

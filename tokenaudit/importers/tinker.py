@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision
-from tokenaudit.importers.batch import Batch
+from tokenaudit.importers.batch import GroupKey, Response, trained_batches
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
@@ -24,25 +25,17 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        batch: Batch | None = None
-        for data, where in json_records(path, context):
-            try:
-                if data.get("split", "train") != "train":
-                    continue
-                iteration, group = integer(data, "iteration"), _index(data, "group_idx", _GROUPS)
-                group_id = iteration * _GROUPS + group
-                row = _row(data, group_id, context)
-            except FieldFault as fault:
-                context.fault(fault, where)
-                continue
-            if batch is None or batch.train_step != iteration + 1:
-                if batch is not None:
-                    yield from batch.trained(where)
-                batch = Batch(iteration + 1)
-            tags = data.get("tags")
-            batch.add(context.task(tags[0] if isinstance(tags, list) and tags else None), group_id, row, where)
-        if batch is not None:
-            yield from batch.trained(str(path))
+        yield from trained_batches(json_records(path, context), partial(_response, context), str(path), context)
+
+
+def _response(context: Context, data: dict[str, Any]) -> Response | None:
+    if data.get("split", "train") != "train":
+        return None
+    iteration = integer(data, "iteration")
+    tags = data.get("tags")
+    task_name = context.task(tags[0] if isinstance(tags, list) and tags else None)
+    group = GroupKey(task_name, iteration * _GROUPS + _index(data, "group_idx", _GROUPS))
+    return Response(iteration + 1, group, _row(data, group.group_id, context))
 
 
 def _index(data: dict[str, Any], name: str, most: int) -> int:

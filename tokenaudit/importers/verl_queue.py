@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, SourceError
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, stable_id
-from tokenaudit.importers.batch import Members
+from tokenaudit.importers.base import (
+    Context,
+    FieldFault,
+    Imported,
+    Importer,
+    Lack,
+    Precision,
+    refused,
+    stable_id,
+    version_columns,
+)
+from tokenaudit.importers.batch import GroupKey, trained_responses
 from tokenaudit.importers.dumps import (
     ARRAYS,
-    ROW_COST,
     Array,
     fields_of,
     items_of,
@@ -41,29 +49,23 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
         return f"{path}, response {index}"
 
     with opened(path, context) as dump:
-        try:
+        with refused(path):
             fields = fields_of(dump.value, "the dump")
-            members = Members(integer(scalar(fields, "global_steps"), "global_steps", low=1))
+            train_step = integer(scalar(fields, "global_steps"), "global_steps", low=1)
             tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
             columns = _columns(fields.get("tensordict"))
             if len(tags) != len(keys):
                 raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
-        except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-        for index, (tag, key) in enumerate(zip(tags, keys, strict=True)):
-            try:
-                task = context.task(name_of(fields_of(tag, "a tag").get("data_source")))
-                group_id = stable_id(str(plain(key)).rsplit("_", 2)[0])
-            except FieldFault as fault:
-                context.fault(fault, where(index))
-                continue
-            members.add(task, group_id, index)
+
+        def group(index: int) -> GroupKey:
+            task_name = context.task(name_of(fields_of(tags[index], "a tag").get("data_source")))
+            return GroupKey(task_name, stable_id(str(plain(keys[index])).rsplit("_", 2)[0]))
 
         def row(index: int) -> Row:
-            dump.source.spend(ROW_COST)
+            dump.spend_response()
             return _row(fields_of(tags[index], "a tag"), str(plain(keys[index])), index, columns, context)
 
-        yield from members.trained(row, where, str(path), context)
+        yield from trained_responses(train_step, len(tags), group, row, where, str(path), context)
 
 
 def _columns(tensordict: object) -> dict[str, Array]:
@@ -92,7 +94,7 @@ def _row(tag: dict[str, Any], key: str, index: int, columns: dict[str, Array], c
     if mask is not None and index < mask.shape[0] and mask.shape[1] >= tokens:
         row["response_mask"] = (row_of(mask, index, tokens) != 0).astype(np.int8)
     else:
-        context.limits[Lack.MASK] = None
+        context.limit(Lack.MASK)
     if scores is not None and index < scores.shape[0]:
         total = float(row_of(scores, index, scores.shape[1]).sum(dtype=np.float64))
         row["reward"] = total if np.isfinite(total) else None
@@ -101,16 +103,10 @@ def _row(tag: dict[str, Any], key: str, index: int, columns: dict[str, Array], c
 
 def _versions(tag: dict[str, Any], context: Context) -> Row:
     if plain(tag.get("min_global_steps")) is None:
-        context.limits[Lack.VERSIONS] = None
-        return {"version_precision": Precision.NONE}
+        return version_columns(None, None, context)
     names = ("min_global_steps", "max_global_steps")
     start, end = (context.versions.model_step(integer(scalar(tag, name), name)) for name in names)
-    if end < start:
-        raise FieldFault(f"versions go from {start} to {end}")
-    if start == end:
-        return {"model_step": start, "version_precision": Precision.EXACT}
-    context.limits[Lack.SPANS] = None
-    return {"model_step": start, "model_step_end": end, "version_precision": Precision.SPAN}
+    return version_columns(start, end, context)
 
 
 IMPORTER = Importer(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, SourceError, shown
+from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -21,13 +21,12 @@ from tokenaudit.importers.base import (
     Lack,
     Precision,
     VersionScale,
+    refused,
     stable_id,
-    take_event,
 )
-from tokenaudit.importers.batch import bounded
+from tokenaudit.importers.batch import bounded, takes
 from tokenaudit.importers.dumps import (
     IS_LIST,
-    ROW_COST,
     Dump,
     count_of,
     fields_of,
@@ -39,8 +38,7 @@ from tokenaudit.importers.dumps import (
     unpacked,
 )
 from tokenaudit.importers.fields import integer, number
-from tokenaudit.importers.files import number_in
-from tokenaudit.importers.pickles.source import Source
+from tokenaudit.importers.files import step_in_name
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.writer import Row
 
@@ -53,49 +51,33 @@ def _batch_looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read_batches(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        train_step = number_in(path.name, r"_(\d+)\.pt$")
-        if train_step is None:
-            hint = "keep the name that the trainer gave it"
-            raise SourceError(Problem("the name of the file doesn't tell the train step", str(path), hint))
+        train_step = step_in_name(path, r"_(\d+)\.pt$")
         sizes: Counter[str] = Counter()
         with opened(path, context) as dump:
-            for index, group in enumerate(_items(dump, path)):
-                put = _put_or_fault(group, f"{path}, group {index}", context, dump.source)
+            with refused(path):
+                groups = items_of(dump.value, "the dump")
+            for index, group in enumerate(groups):
+                put = _put_or_fault(group, f"{path}, group {index}", context, dump)
                 if put is not None:
                     sizes[put.task_name] += 1
                     yield replace(put, train_step=train_step)
-        for task_name, size in sizes.items():
-            yield take_event(train_step, task_name, size, str(path))
+        yield from takes(train_step, sizes, str(path))
 
 
-def _items(dump: Dump, path: Path) -> Sequence[Any]:
-    """The list in a file.
-
-    Raises:
-        SourceError: it holds something else.
-    """
-    try:
-        return items_of(dump.value, "the dump")
-    except FieldFault as fault:
-        raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
-
-
-def _put_or_fault(
-    group: Any, where: str, context: Context, source: Source, task_name: object = None
-) -> ImportedPut | None:
+def _put_or_fault(group: Any, where: str, context: Context, dump: Dump, task_name: object = None) -> ImportedPut | None:
     """The put of a group, for a train step that only the caller knows; None if it is empty, or was noted as a fault."""
     try:
-        return _put(group, where, context, source, task_name)
+        return _put(group, where, context, dump, task_name)
     except FieldFault as fault:
         context.fault(fault, where)
         return None
 
 
-def _put(group: Any, where: str, context: Context, source: Source, task_name: object) -> ImportedPut | None:
+def _put(group: Any, where: str, context: Context, dump: Dump, task_name: object) -> ImportedPut | None:
     states = [fields_of(state, "a rollout") for state in items_of(group, "a group")]
     if not states:
         return None
-    source.spend(ROW_COST * len(states))
+    dump.spend_response(count=len(states))
     rows = bounded(_row(state, context) for state in states)
     group_id = stable_id(plain(states[0].get("group_id", states[0].get("message_uid"))))
     task = context.task(name_of(task_name) or name_of(states[0].get("task_name")))
@@ -142,7 +124,7 @@ def _read_buffers(files: Sequence[Path], context: Context) -> Iterator[Imported]
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        try:
+        with refused(path):
             saved = fields_of(dump.value, "the dump")
             state = fields_of(saved.get("storage_state"), "storage_state")
             if "items" not in state:
@@ -151,10 +133,8 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
             items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
             items.sort(key=lambda item: integer(item, "timestamp_id"))
             train_step = _compared_at(items, context.versions)
-        except FieldFault as fault:
-            raise SourceError(Problem(fault.what, str(path), fault.hint)) from fault
         for index, item in enumerate(items):
-            put = _put_or_fault(item.get("item"), f"{path}, group {index}", context, dump.source, item.get("task_name"))
+            put = _put_or_fault(item.get("item"), f"{path}, group {index}", context, dump, item.get("task_name"))
             if put is not None:
                 yield replace(put, train_step=train_step)
 
