@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.builders import put, refresh, sample, sync, take, write_log
-from tokenaudit.audit.catalogue import RULE_BY_NAME
+from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.session import audit_log
@@ -445,4 +445,4 @@ FILE_RULES = {
     "input-row-group-large",
     "version-not-integer",
 }
-assert CASES.keys() | FILE_RULES == RULE_BY_NAME.keys()
+assert CASES.keys() | FILE_RULES == {rule.name for rule in RULES}

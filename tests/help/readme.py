@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenaudit.audit.catalogue import RULES
+from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.rule import Fact
 from tokenaudit.cli.diff_sides import SideOptions, load_sides
 from tokenaudit.cli.run_options import RunOptions

@@ -1,21 +1,15 @@
-"""What the checks look at, and how they report rows."""
+"""What the checks look at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from tokenaudit.audit.files import FileFacts
-from tokenaudit.audit.findings import MOST_KEPT, Findings, Subject
 from tokenaudit.audit.life import Life
 from tokenaudit.audit.puts import PutRuns
-from tokenaudit.audit.rule import Rule, Severity
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.trained import TrainedMasks
 from tokenaudit.config.sections import Config
-from tokenaudit.log.columns import Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +55,6 @@ class Case:
         """The config, for checks that run only where there is one."""
         assert self.config is not None
         return self.config
-
-
-Check = Callable[[Case, Rule, Findings], None]
-"""Looks at a case and adds what it finds."""
-
-
-def add_rows(
-    case: Case,
-    rule: Rule,
-    findings: Findings,
-    where: Bools,
-    message: Callable[[int], str],
-    *,
-    severity: Severity | None = None,
-    subject: Callable[[int], Subject] | None = None,
-) -> None:
-    """Add a finding for every row in `where`, a bool array of shape [rows].
-
-    Args:
-        case: the audited log.
-        rule: the rule that found them.
-        findings: where they go.
-        where: the rows.
-        message: says what is the case with a row.
-        severity: how bad it is; None: as bad as the rule says.
-        subject: who a row is about; None: the row's own response.
-    """
-    rows = np.flatnonzero(where)
-    room = max(0, MOST_KEPT - len(findings.tally(rule).kept))
-    about = subject or case.table.subject
-    for row in rows[:room].tolist():
-        findings.add(rule, about(row), message(row), severity)
-    findings.add_uncounted(rule, len(rows) - min(room, len(rows)), severity)
-
-
-def add_checked(rule: Rule, findings: Findings, count: int, unit: str = "rows") -> None:
-    """Note how much a rule looked at."""
-    tally = findings.tally(rule)
-    tally.checked += count
-    tally.unit = unit
 
 
 def plural(count: int, noun: str) -> str:

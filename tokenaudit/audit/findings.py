@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tokenaudit.audit.rule import Rule, Severity
+import numpy as np
+
+from tokenaudit.audit.rule import AuditRule, Severity
+from tokenaudit.log.columns import Bools
 
 MOST_KEPT = 10_000
 """Findings of one rule that are kept one by one; the others are only counted, so memory stays bounded."""
@@ -92,16 +95,18 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What one rule found.
+class Findings:
+    """What the check of one rule finds.
 
     Attributes:
+        rule: the rule.
         counts: findings by severity, those not kept included.
         kept: the first of them, at most `MOST_KEPT`.
         checked: what the rule looked at.
         unit: what `checked` counts.
     """
 
+    rule: AuditRule
     counts: Counter[Severity] = field(default_factory=Counter)
     kept: list[Finding] = field(default_factory=list)
     checked: int = 0
@@ -112,29 +117,39 @@ class Tally:
         """All findings of the rule."""
         return self.counts.total()
 
+    def add(self, subject: Subject, message: str, severity: Severity | None = None) -> None:
+        """Add one finding, as bad as the rule says unless a severity is given."""
+        level = severity or self.rule.severity
+        self.counts[level] += 1
+        if len(self.kept) < MOST_KEPT:
+            self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message))
 
-class Findings:
-    """Collects what the rules find."""
+    def add_rows(
+        self,
+        subject: Callable[[int], Subject],
+        where: Bools,
+        message: Callable[[int], str],
+        severity: Severity | None = None,
+    ) -> None:
+        """Add a finding for every row in `where`, a bool array of shape [rows].
 
-    def __init__(self) -> None:
-        self.tallies: dict[str, Tally] = {}
+        Args:
+            subject: who a row is about.
+            where: the rows.
+            message: says what is the case with a row.
+            severity: how bad it is; None: as bad as the rule says.
+        """
+        rows = np.flatnonzero(where)
+        room = max(0, MOST_KEPT - len(self.kept))
+        for row in rows[:room].tolist():
+            self.add(subject(row), message(row), severity)
+        if len(rows) > room:
+            self.counts[severity or self.rule.severity] += len(rows) - room
 
-    def tally(self, rule: Rule) -> Tally:
-        """What a rule has found so far."""
-        return self.tallies.setdefault(rule.code, Tally())
-
-    def add(self, rule: Rule, subject: Subject, message: str, severity: Severity | None = None) -> None:
-        """Add one finding."""
-        level = severity or rule.severity
-        tally = self.tally(rule)
-        tally.counts[level] += 1
-        if len(tally.kept) < MOST_KEPT:
-            tally.kept.append(Finding(rule.code, rule.name, level, subject, message))
-
-    def add_uncounted(self, rule: Rule, count: int, severity: Severity | None = None) -> None:
-        """Count findings that are beyond what is kept."""
-        if count:
-            self.tally(rule).counts[severity or rule.severity] += count
+    def add_checked(self, count: int, unit: str = "rows") -> None:
+        """Note how much the check looked at."""
+        self.checked += count
+        self.unit = unit
 
 
 def marked_new(findings: Iterable[Finding], known: Mapping[str, int]) -> list[Finding]:

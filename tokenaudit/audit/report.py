@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.audit.evidence import AgeEvidence
-from tokenaudit.audit.findings import Finding, Tally, marked_new
-from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.audit.findings import Finding, Findings, marked_new
+from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError
 
 KIND_AUDIT = "tokenaudit.audit"
@@ -33,8 +33,8 @@ class RuleRun:
         new: findings that the baseline doesn't know, by severity, those not kept included.
     """
 
-    rule: Rule
-    tally: Tally | None
+    rule: AuditRule
+    tally: Findings | None
     missing: tuple[str, ...]
     new: Mapping[Severity, int]
 

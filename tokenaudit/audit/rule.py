@@ -1,18 +1,23 @@
-"""The registry of audit rules: stable codes and names, what each means and what to do about it.
+"""What an audit rule is, how a check becomes one, and how a command line selects rules.
 
-Names and codes are API: baselines, `--select` and reports use them. Standard library only, so that telling a rule
-costs nothing.
+Names and codes are API: baselines, `--select` and reports use them. Standard library only: `audit --help` names
+severities and must load nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from tokenaudit.contracts.errors import Problem, UsageError, shown
+
+if TYPE_CHECKING:
+    from tokenaudit.audit.case import Case
+    from tokenaudit.audit.findings import Findings
 
 _LONGEST_ENTRY = 100
 """Characters of what names no rule that are compared with those that do."""
@@ -54,7 +59,7 @@ class Fact(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AuditRule:
     """One rule.
 
     Attributes:
@@ -63,7 +68,8 @@ class Rule:
         severity: of its findings, unless a finding says otherwise.
         meaning: what a finding says, in one sentence.
         fix: what to do about it.
-        needs: columns and facts without which it can't run.
+        needs: columns and facts without which it can't run; alternatives are joined by "|".
+        check: looks at a case and adds what it finds.
     """
 
     code: str
@@ -71,10 +77,27 @@ class Rule:
     severity: Severity
     meaning: str
     fix: str
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...]
+    check: Check
 
 
-def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[Rule]) -> tuple[Rule, ...]:
+Check = Callable[["Case", "Findings"], None]
+
+REGISTERED: list[AuditRule] = []
+"""The rules of all check modules that are loaded; `tokenaudit.audit.checks` loads them all and puts them in order."""
+
+
+def rule(code: str, name: str, severity: Severity, meaning: str, fix: str, *needs: str) -> Callable[[Check], Check]:
+    """Make a check a rule; the arguments are the attributes of `AuditRule`. A check may serve several rules."""
+
+    def register(check: Check) -> Check:
+        REGISTERED.append(AuditRule(code, name, severity, meaning, fix, needs, check))
+        return check
+
+    return register
+
+
+def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[AuditRule]) -> tuple[AuditRule, ...]:
     """The rules that are asked for.
 
     Args:
@@ -100,7 +123,7 @@ def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[R
     return chosen
 
 
-def rule_named(text: str, rules: Iterable[Rule]) -> Rule:
+def rule_named(text: str, rules: Iterable[AuditRule]) -> AuditRule:
     """The rule with that code or name, in any case.
 
     Raises:
@@ -113,11 +136,11 @@ def rule_named(text: str, rules: Iterable[Rule]) -> Rule:
     raise UsageError(_unknown(text, known))
 
 
-def _names(entry: str, rule: Rule) -> bool:
+def _names(entry: str, rule: AuditRule) -> bool:
     return bool(entry) and (rule.code.startswith(entry.upper()) or rule.name == entry.lower())
 
 
-def _unknown(entry: str, rules: Sequence[Rule]) -> Problem:
+def _unknown(entry: str, rules: Sequence[AuditRule]) -> Problem:
     known = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
     written = entry.lower() if "-" in entry else entry.upper()
     close = get_close_matches(written[:_LONGEST_ENTRY], known, n=_MOST_CLOSE)
@@ -125,7 +148,7 @@ def _unknown(entry: str, rules: Sequence[Rule]) -> Problem:
     return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {_families(rules)}")
 
 
-def _families(rules: Sequence[Rule]) -> str:
+def _families(rules: Sequence[AuditRule]) -> str:
     """The codes of all rules, by their first and last of every letter."""
     codes = sorted(rule.code for rule in rules)
     families = [list(family) for _, family in groupby(codes, key=lambda code: code[0])]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check
-from tokenaudit.audit.catalogue import RULES
-from tokenaudit.audit.checks import groups, lifecycle, losses, masks, structure, totals, versions
+from tokenaudit.audit.case import Case
+from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
@@ -17,7 +16,7 @@ from tokenaudit.audit.life import Life, follow
 from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.report import AuditReport, RuleRun
-from tokenaudit.audit.rule import Fact, Rule
+from tokenaudit.audit.rule import AuditRule, Fact
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
@@ -35,11 +34,6 @@ from tokenaudit.replay.notices import recorded_sync_weights_interval
 from tokenaudit.replay.request import TimelineKind
 from tokenaudit.replay.session import Progress, no_collections
 
-CHECKS: dict[str, Check] = (
-    structure.CHECKS | versions.CHECKS | masks.CHECKS | groups.CHECKS | lifecycle.CHECKS | losses.CHECKS | totals.CHECKS
-)
-"""The check of every rule, by its name."""
-
 CLIP_EPSILON = 0.2
 """Half the width of the range that importance ratios should be in, unless told otherwise."""
 
@@ -52,7 +46,7 @@ def audit_log(
     config_path: Path | None = None,
     overrides: Sequence[str] = (),
     isolated: bool = False,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[AuditRule] = RULES,
     epsilon: float = CLIP_EPSILON,
     working_dir: Path | None = None,
     on_progress: Progress | None = None,
@@ -220,7 +214,7 @@ def facts_of(case: Case) -> set[str]:
     return facts | {str(fact) for fact, is_there in told.items() if is_there}
 
 
-def missing_for(rule: Rule, facts: set[str]) -> tuple[str, ...]:
+def missing_for(rule: AuditRule, facts: set[str]) -> tuple[str, ...]:
     """What a rule needs and lacks; alternatives are joined by " or "."""
     return tuple(
         need.replace("|", " or ") for need in map(str, rule.needs) if not any(one in facts for one in need.split("|"))
@@ -228,18 +222,18 @@ def missing_for(rule: Rule, facts: set[str]) -> tuple[str, ...]:
 
 
 def _report(
-    case: Case, rules: Sequence[Rule], config_source: str | None, evidence: tuple[AgeEvidence, ...]
+    case: Case, rules: Sequence[AuditRule], config_source: str | None, evidence: tuple[AgeEvidence, ...]
 ) -> AuditReport:
-    findings, facts = Findings(), facts_of(case)
+    facts = facts_of(case)
     runs: list[RuleRun] = []
     for rule in rules:
         missing = missing_for(rule, facts)
         if missing:
             runs.append(RuleRun(rule, None, missing, {}))
             continue
-        CHECKS[rule.name](case, rule, findings)
-        tally = findings.tally(rule)
-        runs.append(RuleRun(rule, tally, (), dict(tally.counts)))
+        findings = Findings(rule)
+        rule.check(case, findings)
+        runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
     table = case.table
     return AuditReport(
         name=case.name,

@@ -89,7 +89,7 @@ def audit(
     tells a rule.
     """
     del quiet, verbose
-    from tokenaudit.audit.catalogue import RULES
+    from tokenaudit.audit.checks import RULES
     from tokenaudit.audit.report import compared, of_severity
     from tokenaudit.audit.rule import select_rules
     from tokenaudit.audit.session import audit_log

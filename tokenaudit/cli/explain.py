@@ -47,7 +47,7 @@ def explain(
 ) -> None:
     """Tell the life of one group, one step of a run, or what an audit rule means."""
     del quiet, verbose
-    from tokenaudit.audit.catalogue import RULES
+    from tokenaudit.audit.checks import RULES
     from tokenaudit.audit.rule import rule_named
 
     if group is None and step is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
-from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.render.audit_text import finding_text
 from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
 
@@ -37,7 +37,7 @@ def audit_sarif(report: AuditReport, log_path: str, *, most: int) -> str:
     return sarif_log([_rule(rule) for rule in rules], results, notes, successful=report.has_judged)
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: AuditRule) -> dict[str, Any]:
     return {
         "id": rule.code,
         "name": rule.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tokenaudit.audit.rule import Rule
+from tokenaudit.audit.rule import AuditRule
 from tokenaudit.explain.group import Biography, Member, MemberFate, Moment, MomentKind
 from tokenaudit.explain.step import StepStory
 from tokenaudit.lifecycle.events import Fate
@@ -148,7 +148,7 @@ def _more(count: int) -> Iterator[str]:
         yield f"             … {count_text(count - _SHOWN_GROUPS, 'more group')}"
 
 
-def render_rule(rule: Rule) -> str:
+def render_rule(rule: AuditRule) -> str:
     """What a rule means and what to do about it; ends with a line feed."""
     lines = [f"{rule.code} {rule.name} ({rule.severity})", f"  what: {rule.meaning}", f"  fix: {rule.fix}"]
     if rule.needs:

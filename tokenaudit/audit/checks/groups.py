@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import Taken
-from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.lifecycle.types import Status
@@ -29,7 +29,11 @@ def _put_spans(table: LogTable) -> Iterator[Int64s]:
         yield from np.split(rows, cuts)
 
 
-def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G001", "group-incomplete", Severity.ERROR,
+      "A group was taken with fewer or more members than group_size.",
+      "Hold a group back until all members are there, or drop it whole; give every group its own id.",
+      Fact.TAKES, Fact.GROUP_SIZE)  # fmt: skip
+def _group_incomplete(case: Case, findings: Findings) -> None:
     life = case.replayed
     last_put = {}
     sizes = {task: life.config.task_policy(task).group_size for task in life.digest.tasks}
@@ -37,7 +41,7 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
         size = sizes[taken.event.task_name]
         if size is None:
             continue
-        add_checked(rule, findings, 1, "taken groups")
+        findings.add_checked(1, "taken groups")
         rollouts = _rollouts(taken)
         if len(rollouts) == size:
             continue
@@ -54,7 +58,7 @@ def _incomplete(case: Case, rule: Rule, findings: Findings) -> None:
                 f"taken at step {taken.event.train_step} with {plural(len(rollouts), 'member')}, group_size is {size}"
             )
         row = int(life.put_rows(taken.put)[0])
-        findings.add(rule, case.table.group_subject(row), "; ".join([text, *missing[:3]]))
+        findings.add(case.table.group_subject(row), "; ".join([text, *missing[:3]]))
 
 
 def _rollouts(taken: Taken) -> set[int]:
@@ -71,7 +75,10 @@ def _last_rows(table: LogTable) -> dict[tuple[str, int], dict[int, int]]:
     return last
 
 
-def _singleton(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G002", "group-singleton", Severity.WARNING,
+      "A group has one member, so a baseline inside the group is undefined.",
+      "Sample at least two responses per prompt, or use a baseline of another kind.")  # fmt: skip
+def _group_singleton(case: Case, findings: Findings) -> None:
     table = case.table
     single = np.zeros(table.rows, dtype=np.bool_)
     rows = np.flatnonzero(table.is_put)
@@ -84,11 +91,11 @@ def _singleton(case: Case, rule: Rule, findings: Findings) -> None:
         for code, task in enumerate(table.tasks):
             if case.config.task_policy(task).group_size == 1:
                 single &= table["task"] != code
-    add_rows(
-        case, rule, findings, single,
-        lambda _: "1 member: no baseline, and the spread of rewards is undefined", subject=table.group_subject,
+    findings.add_rows(
+        table.group_subject, single,
+        lambda _: "1 member: no baseline, and the spread of rewards is undefined",
     )  # fmt: skip
-    add_checked(rule, findings, len(starts), "puts")
+    findings.add_checked(len(starts), "puts")
 
 
 def _fan_out(table: LogTable) -> Iterator[tuple[Int64s, dict[int, Int64s]]]:
@@ -101,10 +108,14 @@ def _fan_out(table: LogTable) -> Iterator[tuple[Int64s, dict[int, Int64s]]]:
             yield rows, {rollout: rows[rollouts == rollout] for rollout in dict.fromkeys(rollouts.tolist())}
 
 
-def _overweight(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G003", "fan-out-overweight", Severity.WARNING,
+      "Rollouts of a group have different numbers of rows, so a mean over rows weighs them differently.",
+      "Take the baseline over rollouts.",
+      "reward")  # fmt: skip
+def _fan_out_overweight(case: Case, findings: Findings) -> None:
     table = case.table
     for rows, by_rollout in _fan_out(table):
-        add_checked(rule, findings, 1, "puts with split rollouts")
+        findings.add_checked(1, "puts with split rollouts")
         rewards = table["reward"]
         if len({len(own) for own in by_rollout.values()}) == 1 or not np.isfinite(rewards[rows]).all():
             continue
@@ -112,22 +123,29 @@ def _overweight(case: Case, rule: Rule, findings: Findings) -> None:
         per_rollout = float(np.mean([np.mean(rewards[own]) for own in by_rollout.values()]))
         if per_row != per_rollout:
             text = f"{len(rows)} rows from {plural(len(by_rollout), 'rollout')}: baseline per row {per_row:.2f}, per"
-            findings.add(rule, table.group_subject(int(rows[0])), f"{text} rollout {per_rollout:.2f}")
+            findings.add(table.group_subject(int(rows[0])), f"{text} rollout {per_rollout:.2f}")
 
 
-def _reward_conflict(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G004", "fan-out-reward-conflict", Severity.ERROR,
+      "Rows of one rollout in one put have different rewards.",
+      "Give every row of a rollout the reward of the rollout.",
+      "reward")  # fmt: skip
+def _fan_out_reward_conflict(case: Case, findings: Findings) -> None:
     table = case.table
     for _, by_rollout in _fan_out(table):
         for own in by_rollout.values():
-            add_checked(rule, findings, 1, "rollouts in a put with split ones")
+            findings.add_checked(1, "rollouts in a put with split ones")
             rewards = table["reward"][own]
             known = np.unique(rewards[~np.isnan(rewards)])
             if len(known) > 1:
                 listed = ", ".join(f"{value:g}" for value in known[:4])
-                findings.add(rule, table.subject(int(own[0])), f"{len(own)} rows with the rewards {listed}")
+                findings.add(table.subject(int(own[0])), f"{len(own)} rows with the rewards {listed}")
 
 
-def _filter_split(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G005", "group-filter-split", Severity.WARNING,
+      "Some members of a group are filtered and others completed; an error where the group was taken.",
+      "Decide on a filter for the whole group.")  # fmt: skip
+def _group_filter_split(case: Case, findings: Findings) -> None:
     table = case.table
     taken_rows = {row for take in recorded_takes(table) for row in take.put_rows}
     is_filtered = table["status"] == _FILTERED
@@ -142,11 +160,15 @@ def _filter_split(case: Case, rule: Rule, findings: Findings) -> None:
         is_taken = not taken_rows.isdisjoint(rows.tolist())
         text += "; the group was taken" if is_taken else "; the group is discarded whole"
         level = Severity.ERROR if is_taken else None
-        findings.add(rule, table.group_subject(int(rows[0])), text, level)
-    add_checked(rule, findings, int(table.is_put.sum()))
+        findings.add(table.group_subject(int(rows[0])), text, level)
+    findings.add_checked(int(table.is_put.sum()))
 
 
-def _zero_variance(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G006", "group-zero-variance", Severity.INFO,
+      "Groups were taken whose members all have the same reward.",
+      "They teach nothing under a group baseline; filter them, or choose other prompts.",
+      "reward", Fact.TAKES)  # fmt: skip
+def _group_zero_variance(case: Case, findings: Findings) -> None:
     flat, flat_tokens, groups, tokens = Counter(), Counter(), Counter(), Counter()
     for taken in case.replayed.taken:
         rewards, measures = list(taken.event.responses.rewards()), taken.event.responses.measures
@@ -158,54 +180,64 @@ def _zero_variance(case: Case, rule: Rule, findings: Findings) -> None:
         if len(set(rewards)) == 1:
             flat[task] += 1
             flat_tokens[task] += size
-    add_checked(rule, findings, sum(groups.values()), "taken groups")
+    findings.add_checked(sum(groups.values()), "taken groups")
     for task, count in flat.items():
         share = 100 * flat_tokens[task] / max(tokens[task], 1)
         text = f"{count} of {plural(groups[task], 'taken group')} with rewards have no spread"
-        findings.add(rule, Subject(task), f"{text} ({share:.1f} % of their tokens)")
+        findings.add(Subject(task), f"{text} ({share:.1f} % of their tokens)")
 
 
-def _unfinished(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G007", "unfinished-row-trained", Severity.ERROR,
+      "A response was taken that was never put, or whose last put isn't completed.",
+      "Take completed groups only.",
+      f"{Fact.RECORDED_TAKES}|{Fact.TAKES}")  # fmt: skip
+def _unfinished_row_trained(case: Case, findings: Findings) -> None:
     table = case.table
     if not has_recorded_takes(table):
-        _unfinished_replayed(case, rule, findings)
+        _unfinished_replayed(case, findings)
         return
     for take in recorded_takes(table):
-        add_checked(rule, findings, 1, "recorded takes")
+        findings.add_checked(1, "recorded takes")
         if not take.put_rows:
             task, rollout_id = int(table["task"][take.row]), int(table["rollout_id"][take.row])
             text = f"taken at step {take.train_step}, but never put before"
-            findings.add(rule, Subject(table.tasks[task], None, rollout_id), text)
+            findings.add(Subject(table.tasks[task], None, rollout_id), text)
         for row in take.put_rows:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:
-                findings.add(rule, table.subject(row), f"{STATUSES[status]} response taken at step {take.train_step}")
+                findings.add(table.subject(row), f"{STATUSES[status]} response taken at step {take.train_step}")
 
 
-def _unfinished_replayed(case: Case, rule: Rule, findings: Findings) -> None:
+def _unfinished_replayed(case: Case, findings: Findings) -> None:
     """A group counts as completed where its members are neither failed, aborted, expired nor filtered: init remains."""
     life, status = case.replayed, case.table["status"]
-    add_checked(rule, findings, len(life.taken), "taken groups")
+    findings.add_checked(len(life.taken), "taken groups")
     for taken in life.taken:
         if taken.event.responses.measures.is_completed:
             continue
         for row in life.put_rows(taken.put).tolist():
             if status[row] != _COMPLETED:
                 text = f"{STATUSES[int(status[row])]} response taken at step {taken.event.train_step}"
-                findings.add(rule, case.table.subject(row), text)
+                findings.add(case.table.subject(row), text)
 
 
-def _in_two_groups(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G009", "rollout-in-two-groups", Severity.WARNING,
+      "A rollout_id was put in one group and then in another, so it can't tell responses apart.",
+      "Number rollouts once per task, and add a part that is new for every run.")  # fmt: skip
+def _rollout_in_two_groups(case: Case, findings: Findings) -> None:
     table = case.table
     moved = table.moved_from
-    add_rows(
-        case, rule, findings, moved >= 0,
+    findings.add_rows(
+        table.subject, moved >= 0,
         lambda row: f"put {table.put_number[moved[row]]} of this rollout was in group {table['group_id'][moved[row]]}",
     )  # fmt: skip
-    add_checked(rule, findings, int(table.is_put.sum()))
+    findings.add_checked(int(table.is_put.sum()))
 
 
-def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G010", "group-members-changed", Severity.WARNING,
+      "A group was put again with other rollouts than before.",
+      "Put all members of a group every time, finished ones too, under the ids they had.")  # fmt: skip
+def _group_members_changed(case: Case, findings: Findings) -> None:
     table = case.table
     rows = np.flatnonzero(table.is_put)
     starts = np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))
@@ -218,7 +250,7 @@ def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
     order = np.lexsort((group_id, task))
     before, now = order[:-1], order[1:]
     same_group = (task[before] == task[now]) & (group_id[before] == group_id[now])
-    add_checked(rule, findings, int(same_group.sum()), "groups put again")
+    findings.add_checked(int(same_group.sum()), "groups put again")
     changed = np.flatnonzero(same_group & (members[before] != members[now]))
     ends = np.append(starts[1:], len(rows))
     for index in changed[np.argsort(now[changed])].tolist():
@@ -230,7 +262,7 @@ def _members_changed(case: Case, rule: Rule, findings: Findings) -> None:
             for what, ids in (("missing", sorted(earlier - later)), ("new", sorted(later - earlier)))
             if ids
         ]
-        findings.add(rule, table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
+        findings.add(table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
 
 
 def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -241,7 +273,11 @@ def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("G008", "reward-missing", Severity.ERROR,
+      "A completed response of a taken group has no reward, though others have one.",
+      "Score before the group is taken; don't stand in a 0.",
+      "reward", Fact.TAKES)  # fmt: skip
+def _reward_missing(case: Case, findings: Findings) -> None:
     table, life = case.table, case.replayed
     is_unscored = np.isnan(table["reward"])
     has_rewards = not is_unscored[table.is_put].all()
@@ -249,27 +285,13 @@ def _reward_missing(case: Case, rule: Rule, findings: Findings) -> None:
     bounds = life.digest.events.first_response
     before = np.concatenate([[0], np.cumsum(is_unscored[life.puts.rows])])
     unscored, members = (column[bounds[puts + 1]] - column[bounds[puts]] for column in (before, np.arange(len(before))))
-    add_checked(rule, findings, int(members.sum()))
+    findings.add_checked(int(members.sum()))
     for place in np.flatnonzero(unscored).tolist():
         taken, rows = life.taken[place], life.put_rows(life.taken[place].put)
         if unscored[place] < members[place]:
             for row in rows[is_unscored[rows]].tolist():
                 text = f"no reward at the take of step {taken.event.train_step}, while mates have one"
-                findings.add(rule, table.subject(row), text)
+                findings.add(table.subject(row), text)
         elif has_rewards:
             text = f"no member had a reward at the take of step {taken.event.train_step}"
-            findings.add(rule, table.group_subject(int(rows[0])), text, Severity.WARNING)
-
-
-CHECKS: dict[str, Check] = {
-    "group-incomplete": _incomplete,
-    "group-singleton": _singleton,
-    "fan-out-overweight": _overweight,
-    "fan-out-reward-conflict": _reward_conflict,
-    "group-filter-split": _filter_split,
-    "group-zero-variance": _zero_variance,
-    "unfinished-row-trained": _unfinished,
-    "reward-missing": _reward_missing,
-    "rollout-in-two-groups": _in_two_groups,
-    "group-members-changed": _members_changed,
-}
+            findings.add(table.group_subject(int(rows[0])), text, Severity.WARNING)

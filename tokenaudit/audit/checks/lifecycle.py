@@ -6,10 +6,10 @@ from bisect import bisect
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import NEVER, Continued, Expired
-from tokenaudit.audit.rule import Rule
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
@@ -24,21 +24,29 @@ _EXPIRED, _COMPLETED, _INIT = (STATUS_CODE[s] for s in (Status.EXPIRED, Status.C
 _SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]
 
 
-def _stale_token_trained(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L001", "stale-token-trained", Severity.ERROR,
+      "The trainer's mask keeps tokens that the token rule masks.",
+      "Compute the mask at the step of the take.",
+      "trained_mask", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
+def _stale_token_trained(case: Case, findings: Findings) -> None:
     if case.trained is None:
         return
-    add_checked(rule, findings, case.trained.responses, "masks at the take")
+    findings.add_checked(case.trained.responses, "masks at the take")
     for response in case.trained.wrong:
         for run in response.wrong:
             if run.is_stale and run.trained:
                 text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
-                findings.add(rule, response.subject, f"{text}, token limit {response.limit}")
+                findings.add(response.subject, f"{text}, token limit {response.limit}")
 
 
-def _trained_mask_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M008", "trained-mask-mismatch", Severity.ERROR,
+      "The mask the trainer used differs from the recomputed one on tokens that are fresh or out of the loss.",
+      "Train on semantic mask AND fresh, computed at the step of the take.",
+      "trained_mask", Fact.TAKES)  # fmt: skip
+def _trained_mask_mismatch(case: Case, findings: Findings) -> None:
     if case.trained is None:
         return
-    add_checked(rule, findings, case.trained.responses, "masks at the take")
+    findings.add_checked(case.trained.responses, "masks at the take")
     for response in case.trained.wrong:
         lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
         extra = sum(run.extra for run in response.wrong)
@@ -48,15 +56,19 @@ def _trained_mask_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
         ]
         if lost or extra:
             text = " and ".join(filter(None, parts))
-            findings.add(rule, response.subject, f"{text} at step {response.train_step}")
+            findings.add(response.subject, f"{text} at step {response.train_step}")
 
 
-def _stale_group_taken(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L002", "stale-group-taken", Severity.ERROR,
+      "A response was taken that the config says is too old.",
+      "Refresh staleness right before every take, and count the time spent waiting.",
+      Fact.TAKES)  # fmt: skip
+def _stale_group_taken(case: Case, findings: Findings) -> None:
     if has_recorded_takes(case.table):
-        _stale_recorded_takes(case, rule, findings)
+        _stale_recorded_takes(case, findings)
         return
     life = case.replayed
-    add_checked(rule, findings, len(life.taken), "taken groups")
+    findings.add_checked(len(life.taken), "taken groups")
     limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
     for taken in life.taken:
         limit = limits[taken.event.task_name]
@@ -65,19 +77,19 @@ def _stale_group_taken(case: Case, rule: Rule, findings: Findings) -> None:
         step, rows = taken.event.train_step, life.put_rows(taken.put)
         for row, member in zip(rows.tolist(), taken.event.responses, strict=True):
             if member.oldest is not None and staleness(member.oldest, step) >= limit:
-                findings.add(rule, case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
+                findings.add(case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
 
 
-def _stale_recorded_takes(case: Case, rule: Rule, findings: Findings) -> None:
+def _stale_recorded_takes(case: Case, findings: Findings) -> None:
     config, table = case.known_config, case.table
     for take in recorded_takes(table):
-        add_checked(rule, findings, 1, "recorded takes")
+        findings.add_checked(1, "recorded takes")
         for row in take.put_rows:
             versions = [version for version, _ in case.replayed.puts.runs(row) if version >= 0]
             limit = config.stale_threshold(table.tasks[int(table["task"][row])])
             if versions and staleness(min(versions), take.train_step) >= limit:
                 text = _age_text(case, row, min(versions), take.train_step, limit)
-                findings.add(rule, table.subject(row), text)
+                findings.add(table.subject(row), text)
 
 
 def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
@@ -86,22 +98,30 @@ def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
     return f"taken at step {step} with staleness {age}, limit {limit}; {age - at_put} of it came from waiting"
 
 
-def _aged_in_queue(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L003", "aged-in-queue", Severity.WARNING,
+      "Groups became too old after their put, while they waited.",
+      "Generate less ahead, or take the stalest first.",
+      Fact.REPLAY)  # fmt: skip
+def _aged_in_queue(case: Case, findings: Findings) -> None:
     by_task: dict[str, list[Expired]] = {}
     for expired in case.replayed.expired:
         if expired.event.where is Where.REFRESH and expired.event.reason is not ExpiryReason.ARRIVED_EXPIRED:
             by_task.setdefault(expired.event.task_name, []).append(expired)
-    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+    findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, groups in by_task.items():
         waits = sorted(expired.waited for expired in groups)
         text = f"{plural(len(groups), 'group')} became too old after the put; median wait"
-        findings.add(rule, Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
+        findings.add(Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
 
 
-def _expired_too_early(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L004", "expired-too-early", Severity.WARNING,
+      "The run expired a response or group that the config still allows.",
+      "Check the comparison (too old is staleness >= limit) and that the age is counted once per step.",
+      Fact.REPLAY)  # fmt: skip
+def _expired_too_early(case: Case, findings: Findings) -> None:
     table, config = case.table, case.known_config
     put_as_expired = table.known & (table["status"] == _EXPIRED) & (table["tokens"] > 0)
-    add_checked(rule, findings, int(put_as_expired.sum()), "responses put as expired")
+    findings.add_checked(int(put_as_expired.sum()), "responses put as expired")
     for row in np.flatnonzero(put_as_expired).tolist():
         task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
         runs = case.replayed.puts.full_runs(row)
@@ -110,32 +130,44 @@ def _expired_too_early(case: Case, rule: Rule, findings: Findings) -> None:
         fresh = [trainable for (_, _, trainable), age in zip(runs, ages, strict=False) if age < (token_limit or limit)]
         if ages and max(ages) < limit and any(fresh):
             text = f"status expired at step {step}, but staleness {max(ages)} is below the limit {limit}"
-            findings.add(rule, table.subject(row), text)
+            findings.add(table.subject(row), text)
     for sample in case.replayed.continued:
         is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
-        add_checked(rule, findings, 1, "responses put as expired and samples")
+        findings.add_checked(1, "responses put as expired and samples")
         if is_early:
             text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
-            findings.add(rule, Subject(sample.task, sample.group_id), text)
+            findings.add(Subject(sample.task, sample.group_id), text)
 
 
-def _expired_too_late(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L005", "expired-too-late", Severity.WARNING,
+      "The run continued a group that the config says had expired.",
+      "Refresh staleness at every step, and count the oldest token.",
+      Fact.TIMELINE)  # fmt: skip
+def _expired_too_late(case: Case, findings: Findings) -> None:
     for sample in case.replayed.continued:
-        add_checked(rule, findings, 1, "samples")
+        findings.add_checked(1, "samples")
         if sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED:
             text = "sampled from the aborted pool, though it had expired under the config"
-            findings.add(rule, Subject(sample.task, sample.group_id), text)
+            findings.add(Subject(sample.task, sample.group_id), text)
 
 
-def _expired_retained(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L006", "expired-retained", Severity.WARNING,
+      "The run kept an expired group though its config discards it.",
+      "Drop the group, or set tail_batch_trigger_size to 0 or more.",
+      Fact.TIMELINE, Fact.NO_RETRY)  # fmt: skip
+def _expired_retained(case: Case, findings: Findings) -> None:
     for sample in case.replayed.continued:
-        add_checked(rule, findings, 1, "samples")
+        findings.add_checked(1, "samples")
         if sample.was_discarded and sample.replayed is None:
             text = f"sampled from the {sample.recorded} pool, though the config had discarded it"
-            findings.add(rule, Subject(sample.task, sample.group_id), text)
+            findings.add(Subject(sample.task, sample.group_id), text)
 
 
-def _staleness_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L007", "recorded-staleness-mismatch", Severity.ERROR,
+      "The recorded seq_staleness isn't that of the oldest token.",
+      "seq_staleness = train_step - oldest version - 1, and 0 without tokens.",
+      "seq_staleness")  # fmt: skip
+def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     recorded = table["seq_staleness"]
     oldest = _oldest(case)
@@ -143,11 +175,11 @@ def _staleness_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
     has_version = oldest != ABSENT
     expected = np.where(has_version, table["train_step"] - np.where(has_version, oldest, 0) - 1, 0)
     told &= has_version | (table["tokens"] == 0)
-    add_rows(
-        case, rule, findings, told & (recorded != expected),
+    findings.add_rows(
+        table.subject, told & (recorded != expected),
         lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
     )  # fmt: skip
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_checked(int(told.sum()))
 
 
 def _oldest(case: Case) -> np.ndarray:
@@ -158,36 +190,48 @@ def _oldest(case: Case) -> np.ndarray:
     return np.where(stamps & ((oldest == ABSENT) | (table["model_step"] < oldest)), table["model_step"], oldest)
 
 
-def _agentic_exempt(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L010", "agentic-exempt-stale", Severity.WARNING,
+      "Tokens beyond the token limit are trained because the token rule spares groups with an agentic member.",
+      "Lower max_staleness for agentic tasks, or leave ready-made inputs out.",
+      "agentic", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
+def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
     life = case.replayed
     limits = {task: life.config.token_stale_threshold(task) for task in life.digest.tasks}
     for taken in life.taken:
         step, limit = taken.event.train_step, limits[taken.event.task_name]
         if limit is None or not taken.event.responses.measures.is_agentic:
             continue
-        add_checked(rule, findings, 1, "taken groups with an agentic member")
+        findings.add_checked(1, "taken groups with an agentic member")
         trainable_by_version = taken.event.responses.trainable_by_version()
         stale = sum(trainable for version, trainable in trainable_by_version if staleness(version, step) >= limit)
         if stale:
             text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
             row = int(life.put_rows(taken.put)[0])
-            findings.add(rule, case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
+            findings.add(case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
 
 
-def _id_reused(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L017", "id-reused", Severity.WARNING,
+      "A group was put again after it had been taken, or while it waited as completed.",
+      "Add a part to ids that is new for every run, and don't feed prompts again unnoticed.",
+      Fact.TAKES)  # fmt: skip
+def _id_reused(case: Case, findings: Findings) -> None:
     life = case.replayed
-    add_checked(rule, findings, len(life.digest.events.kind), "events")
+    findings.add_checked(len(life.digest.events.kind), "events")
     for again in life.put_again:
         row = int(life.put_rows(again.log_event)[0])
         if again.held is Status.COMPLETED:
-            findings.add(rule, case.table.group_subject(row), "put again while it waits as completed")
+            findings.add(case.table.group_subject(row), "put again while it waits as completed")
         elif again.taken_at != NEVER:
-            findings.add(rule, case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
+            findings.add(case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
 
 
-def _sample_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L022", "sample-mismatch", Severity.WARNING,
+      "The run sampled a group that the replay doesn't hold in that pool.",
+      "Record every put, sample and take in the order in which the buffer saw them.",
+      Fact.TIMELINE)  # fmt: skip
+def _sample_mismatch(case: Case, findings: Findings) -> None:
     """Samples that the rules about expiry have no word for; groups put before the log begins are left out."""
-    add_checked(rule, findings, len(case.replayed.continued), "samples")
+    findings.add_checked(len(case.replayed.continued), "samples")
     for sample in case.replayed.continued:
         if sample.replayed is None:
             text = "" if sample.was_discarded or not sample.was_put else "it isn't held"
@@ -195,7 +239,7 @@ def _sample_mismatch(case: Case, rule: Rule, findings: Findings) -> None:
             text = "" if sample.recorded is sample.replayed or _of_expiry(sample) else f"it waits as {sample.replayed}"
         if text:
             text = f"sampled from the {sample.recorded} pool, while {text}"
-            findings.add(rule, Subject(sample.task, sample.group_id), text)
+            findings.add(Subject(sample.task, sample.group_id), text)
 
 
 def _of_expiry(sample: Continued) -> bool:
@@ -205,20 +249,28 @@ def _of_expiry(sample: Continued) -> bool:
     return sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED
 
 
-def _put_without_sample(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L023", "put-without-sample", Severity.WARNING,
+      "A group that waits was put again, though no sample event took it out.",
+      "Record a sample event for every group that is generated again.",
+      Fact.TIMELINE, Fact.SAMPLES)  # fmt: skip
+def _put_without_sample(case: Case, findings: Findings) -> None:
     life = case.replayed
-    add_checked(rule, findings, len(life.put_again), "puts of groups that wait or were taken")
+    findings.add_checked(len(life.put_again), "puts of groups that wait or were taken")
     for again in life.put_again:
         if again.held in (Status.ABORTED, Status.EXPIRED):
             row = int(life.put_rows(again.log_event)[0])
-            findings.add(rule, case.table.group_subject(row), f"put again while it waits as {again.held}")
+            findings.add(case.table.group_subject(row), f"put again while it waits as {again.held}")
 
 
-def _duplicate(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L016", "duplicate-consumption", Severity.ERROR,
+      "A response was taken twice.",
+      "Restore the data position together with the checkpoint.",
+      Fact.RECORDED_TAKES)  # fmt: skip
+def _duplicate_consumption(case: Case, findings: Findings) -> None:
     table = case.table
     taken_at: dict[tuple[int, int, int], int] = {}
     for take in recorded_takes(table):
-        add_checked(rule, findings, 1, "recorded takes")
+        findings.add_checked(1, "recorded takes")
         # The same id in another group is another response.
         group_id = int(table["group_id"][take.put_rows[0]]) if take.put_rows else ABSENT
         key = (int(table["task"][take.row]), int(table["rollout_id"][take.row]), group_id)
@@ -227,40 +279,42 @@ def _duplicate(case: Case, rule: Rule, findings: Findings) -> None:
         if before != NEVER and not is_segment:
             text = f"trained at steps {before} and {take.train_step}"
             subject = table.subject(take.put_rows[0]) if take.put_rows else Subject(table.tasks[key[0]], None, key[1])
-            findings.add(rule, subject, text)
+            findings.add(subject, text)
         taken_at[key] = take.train_step
 
 
-def _run_restart(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L018", "run-restart", Severity.INFO,
+      "train_step falls: the run seems to have been restarted.",
+      "Write a log per run, or expect what was in flight to be lost.")  # fmt: skip
+def _run_restart(case: Case, findings: Findings) -> None:
     table = case.table
     # A sync names the step just trained, after the buffer has moved on.
     rows = np.flatnonzero(~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step"))
     step = table["train_step"][rows]
-    add_checked(rule, findings, len(rows))
+    findings.add_checked(len(rows))
     fell = np.zeros(table.rows, dtype=np.bool_)
     fell[rows[1:]] = step[1:] < step[:-1]
     before = np.zeros(table.rows, dtype=np.int64)
     before[rows[1:]] = step[:-1]
     now = table["train_step"]
-    add_rows(
-        case,
-        rule,
-        findings,
-        fell,
+    findings.add_rows(
+        lambda row: Subject(train_step=int(now[row])), fell,
         lambda row: f"train_step falls from {before[row]} to {now[row]}",
-        subject=lambda row: Subject(train_step=int(now[row])),
-    )
+    )  # fmt: skip
 
 
-def _status_transition(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L019", "status-transition", Severity.ERROR,
+      "A completed response went back to init without being generated again.",
+      "Keep the status when other fields are reset.")  # fmt: skip
+def _status_transition(case: Case, findings: Findings) -> None:
     table = case.table
     status = table["status"]
     rows = np.flatnonzero((table.previous >= 0) & (status == _INIT) & (table["tokens"] == 0))
     back = np.zeros(table.rows, dtype=np.bool_)
     back[rows] = status[table.previous[rows]] == _COMPLETED
     back &= ~_sampled_between(case, back)
-    add_rows(case, rule, findings, back, lambda _: "completed at the put before, init and empty now")
-    add_checked(rule, findings, int((table.previous >= 0).sum()), "puts of a response seen before")
+    findings.add_rows(table.subject, back, lambda _: "completed at the put before, init and empty now")
+    findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 
 def _sampled_between(case: Case, rows: Bools) -> Bools:
@@ -277,7 +331,11 @@ def _sampled_between(case: Case, rows: Bools) -> Bools:
     return between
 
 
-def _convention(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L020", "staleness-convention", Severity.INFO,
+      "How this audit counts staleness, and how many verdicts rest on it.",
+      "Check it against your trainer: strict or not, and counted from which version.",
+      Fact.REPLAY)  # fmt: skip
+def _staleness_convention(case: Case, findings: Findings) -> None:
     life = case.replayed
     limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
     at_limit = 0
@@ -286,34 +344,17 @@ def _convention(case: Case, rule: Rule, findings: Findings) -> None:
             oldest = min(version for *_, version, _ in expired.event.expired.facts() if version is not None)
             at_limit += staleness(oldest, expired.event.train_step) == limits[expired.event.task_name]
     text = "staleness is step - version - 1, and too old from (max_staleness + 1) x sync_weights_interval on"
-    findings.add(rule, Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
-    add_checked(rule, findings, len(life.expired), "expired groups")
+    findings.add(Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
+    findings.add_checked(len(life.expired), "expired groups")
 
 
-def _setting_suspect(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L021", "setting-suspect", Severity.WARNING,
+      "A setting of the config costs something that isn't obvious from it.",
+      "See `tokenaudit lint`.",
+      Fact.CONFIG)  # fmt: skip
+def _setting_suspect(case: Case, findings: Findings) -> None:
     for warning in config_warnings(case.known_config, case.recorded_interval, case.table.used_tasks):
         findings.add(
-            rule, Subject(warning.tasks[0] if len(warning.tasks) == 1 else None), f"{warning.code}: {warning.message}"
+            Subject(warning.tasks[0] if len(warning.tasks) == 1 else None), f"{warning.code}: {warning.message}"
         )
-    add_checked(rule, findings, len(case.table.used_tasks), "tasks")
-
-
-CHECKS: dict[str, Check] = {
-    "stale-token-trained": _stale_token_trained,
-    "trained-mask-mismatch": _trained_mask_mismatch,
-    "stale-group-taken": _stale_group_taken,
-    "aged-in-queue": _aged_in_queue,
-    "expired-too-early": _expired_too_early,
-    "expired-too-late": _expired_too_late,
-    "expired-retained": _expired_retained,
-    "recorded-staleness-mismatch": _staleness_mismatch,
-    "agentic-exempt-stale": _agentic_exempt,
-    "id-reused": _id_reused,
-    "duplicate-consumption": _duplicate,
-    "run-restart": _run_restart,
-    "status-transition": _status_transition,
-    "sample-mismatch": _sample_mismatch,
-    "put-without-sample": _put_without_sample,
-    "staleness-convention": _convention,
-    "setting-suspect": _setting_suspect,
-}
+    findings.add_checked(len(case.table.used_tasks), "tasks")

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from itertools import groupby
 from statistics import median
 
-from tokenaudit.audit.case import Case, Check, add_checked, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import Key, Life
-from tokenaudit.audit.rule import Rule
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.config.sections import task_sizes
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.schema import EventKind
@@ -35,21 +35,29 @@ _PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
 
-def _fresh_lost(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L008", "fresh-tokens-lost", Severity.WARNING,
+      "Fresh members were discarded because a mate expired.",
+      "Set tail_batch_trigger_size to 0 or more: then they are kept.",
+      Fact.REPLAY, Fact.NO_RETRY)  # fmt: skip
+def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
     groups, tokens = Counter[str](), Counter[str]()
     for expired in case.replayed.expired:
         fresh = expired.event.fresh.tokens
         if expired.event.fate is Fate.DISCARDED and fresh:
             groups[expired.event.task_name] += 1
             tokens[expired.event.task_name] += fresh
-    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+    findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, count in tokens.items():
         text = f"{plural(count, 'token')} of fresh members lost with {plural(groups[task], 'group')} whose mate expired"
-        findings.add(rule, Subject(task), text)
+        findings.add(Subject(task), text)
 
 
-def _silent_discard(case: Case, rule: Rule, findings: Findings) -> None:
-    add_checked(rule, findings, len(case.replayed.expired), "expired groups")
+@rule("L009", "silent-discard", Severity.WARNING,
+      "The config throws expired groups away without another try.",
+      "tail_batch_trigger_size 0 or more rolls them again.",
+      Fact.REPLAY, Fact.NO_RETRY)  # fmt: skip
+def _silent_discard(case: Case, findings: Findings) -> None:
+    findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, account in case.replayed.ledger.totals.items():
         groups = account.counts.get(m.DISCARDED_GROUPS, 0)
         if groups:
@@ -57,24 +65,32 @@ def _silent_discard(case: Case, rule: Rule, findings: Findings) -> None:
                 account.counts.get(metric, 0) for metric in (m.DISCARDED_STALE_TOKENS, m.DISCARDED_FRESH_TOKENS)
             )
             text = f"{plural(groups, 'expired group')} with {plural(stale + fresh, 'token')} discarded"
-            findings.add(rule, Subject(task), f"{text} (tail_batch_trigger_size -1)")
+            findings.add(Subject(task), f"{text} (tail_batch_trigger_size -1)")
 
 
-def _starved(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L011", "starved-group", Severity.WARNING,
+      "A group expired three times or more and was never trained.",
+      "Allow partial rollouts, raise max_staleness, or shorten the response.",
+      Fact.REPLAY, Fact.RETRY)  # fmt: skip
+def _starved_group(case: Case, findings: Findings) -> None:
     life = case.replayed
     taken = {(entry.event.task_name, entry.event.group_id) for entry in life.taken}
     steps: dict[Key, list[int]] = defaultdict(list)
     for expired in life.expired:
         steps[expired.event.task_name, expired.event.group_id].append(expired.event.train_step)
-    add_checked(rule, findings, len(steps), "groups that expired")
+    findings.add_checked(len(steps), "groups that expired")
     for (task, group_id), when in steps.items():
         if len(when) >= STARVED_AFTER and (task, group_id) not in taken:
             listed = ", ".join(map(str, when[:6])) + (", …" if len(when) > 6 else "")
             text = f"expired {len(when)} times (steps {listed}), never trained"
-            findings.add(rule, Subject(task, group_id), text)
+            findings.add(Subject(task, group_id), text)
 
 
-def _length_bias(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L012", "length-bias", Severity.WARNING,
+      "Expired groups are much longer than taken ones: the limit punishes length.",
+      "Allow partial rollouts, or raise max_staleness.",
+      Fact.TAKES)  # fmt: skip
+def _length_bias(case: Case, findings: Findings) -> None:
     life = case.replayed
     taken, expired = defaultdict(list), defaultdict(list)
     for entry in life.taken:
@@ -85,20 +101,24 @@ def _length_bias(case: Case, rule: Rule, findings: Findings) -> None:
         tokens = sum(part.tokens for part in parts)
         if tokens:
             expired[entry.event.task_name].append(tokens // sum(len(part) for part in parts))
-    add_checked(rule, findings, len(life.expired), "expired groups")
+    findings.add_checked(len(life.expired), "expired groups")
     for task, lengths in expired.items():
         if len(lengths) < BIAS_GROUPS or len(taken[task]) < BIAS_GROUPS:
             continue
         of_taken, of_expired = median(taken[task]), median(lengths)
         if of_expired >= BIAS_FACTOR * of_taken > 0:
             text = f"median tokens per response: taken {of_taken:,.0f} ({len(taken[task])} groups), expired"
-            findings.add(rule, Subject(task), f"{text} {of_expired:,.0f} ({len(lengths)} groups)")
+            findings.add(Subject(task), f"{text} {of_expired:,.0f} ({len(lengths)} groups)")
 
 
-def _discard_rate(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L013", "discard-rate", Severity.WARNING,
+      "More than a tenth of the generated tokens was dropped as stale.",
+      "Compare configs with `tokenaudit replay -s ...`.",
+      Fact.REPLAY)  # fmt: skip
+def _discard_rate(case: Case, findings: Findings) -> None:
     for task, account in case.replayed.ledger.totals.items():
         produced, dropped = _count(account, m.PRODUCED_TOKENS), sum(_count(account, part) for part in m.DROPPED_PARTS)
-        add_checked(rule, findings, produced, "produced tokens")
+        findings.add_checked(produced, "produced tokens")
         if produced < DISCARD_TOKENS or dropped <= DISCARD_SHARE * produced:
             continue
         fresh = _count(account, m.DISCARDED_FRESH_TOKENS)
@@ -107,16 +127,20 @@ def _discard_rate(case: Case, rule: Rule, findings: Findings) -> None:
         )
         if fresh:
             text += f", {100 * fresh / dropped:.0f} % of which belonged to members that were fresh"
-        findings.add(rule, Subject(task), text)
+        findings.add(Subject(task), text)
 
 
 def _count(account: Account, metric: m.Metric) -> int:
     return account.counts.get(metric, 0)
 
 
-def _never_filled(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L014", "batch-never-filled", Severity.ERROR,
+      "The run ends before its last step with a batch it couldn't fill.",
+      "Look at the members that never came back; time them out.",
+      Fact.TIMELINE, Fact.STEPS)  # fmt: skip
+def _batch_never_filled(case: Case, findings: Findings) -> None:
     life, config = case.replayed, case.known_config
-    add_checked(rule, findings, len(life.steps), "steps")
+    findings.add_checked(len(life.steps), "steps")
     wanted = config.timeline.steps
     if not life.steps or wanted is None:
         return
@@ -133,7 +157,7 @@ def _never_filled(case: Case, rule: Rule, findings: Findings) -> None:
         if waiting:
             listed = ", ".join(map(str, waiting[:3])) + (", …" if len(waiting) > 3 else "")
             text += f"; {plural(len(waiting), 'group')} without a final put: {listed}"
-        findings.add(rule, Subject(task, train_step=last + 1), text)
+        findings.add(Subject(task, train_step=last + 1), text)
 
 
 def _ready_after(life: Life, step: int) -> Counter[str]:
@@ -177,7 +201,11 @@ def _waiting(life: Life, task: str) -> list[int]:
     )
 
 
-def _shortfall(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L024", "batch-shortfall", Severity.WARNING,
+      "The replay can't fill batches that the run asked for.",
+      "Look for puts that were not recorded, and check that the config is the run's own.",
+      Fact.TIMELINE)  # fmt: skip
+def _batch_shortfall(case: Case, findings: Findings) -> None:
     life = case.replayed
     short: dict[str, list[tuple[int | None, int]]] = defaultdict(list)
     for row in life.ledger.rows:
@@ -185,34 +213,26 @@ def _shortfall(case: Case, rule: Rule, findings: Findings) -> None:
             groups = _count(account, m.SHORTFALL_GROUPS)
             if groups:
                 short[task].append((row.train_step, groups))
-    add_checked(rule, findings, len(life.steps), "steps")
+    findings.add_checked(len(life.steps), "steps")
     for task, takes in short.items():
         text = f"{plural(sum(groups for _, groups in takes), 'group')} too few in {plural(len(takes), 'take')}"
-        findings.add(rule, Subject(task), f"{text}, first at step {takes[0][0]}")
+        findings.add(Subject(task), f"{text}, first at step {takes[0][0]}")
 
 
-def _dead_run(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("L015", "dead-group-run", Severity.WARNING,
+      "Many groups in a row contributed nothing.",
+      "Look for a failing environment or a filter that rejects everything.",
+      Fact.REPLAY)  # fmt: skip
+def _dead_group_run(case: Case, findings: Findings) -> None:
     life = case.replayed
     useless = set(life.rejected) | {e.put for e in life.expired if e.event.fate is Fate.DISCARDED and e.waited == 0}
     events = life.digest.events
     for code, task in enumerate(life.digest.tasks):
         puts = ((events.kind == _PUT) & (events.task == code)).nonzero()[0].tolist()
-        add_checked(rule, findings, len(puts), "puts")
+        findings.add_checked(len(puts), "puts")
         for is_useless, run in groupby(puts, key=useless.__contains__):
             dead = list(run)
             if is_useless and len(dead) >= DEAD_RUN:
                 first, last = (int(events.group_id[put]) for put in (dead[0], dead[-1]))
                 text = f"{len(dead)} puts in a row contributed nothing (groups {first} to {last})"
-                findings.add(rule, Subject(task, first), text)
-
-
-CHECKS: dict[str, Check] = {
-    "fresh-tokens-lost": _fresh_lost,
-    "silent-discard": _silent_discard,
-    "starved-group": _starved,
-    "length-bias": _length_bias,
-    "discard-rate": _discard_rate,
-    "batch-never-filled": _never_filled,
-    "dead-group-run": _dead_run,
-    "batch-shortfall": _shortfall,
-}
+                findings.add(Subject(task, first), text)

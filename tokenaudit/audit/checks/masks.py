@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.rule import Rule
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import PAD_RUN
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
@@ -15,7 +15,11 @@ from tokenaudit.log.digest import STATUS_CODE
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
 
-def _length(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M001", "mask-length-mismatch", Severity.ERROR,
+      "The mask isn't as long as the response.",
+      "Extend the mask with every token that is added; leave it null when all tokens are trained.",
+      "response_mask")  # fmt: skip
+def _mask_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     lengths, tokens = table["mask_len"], table["tokens"]
     told = table.known & (lengths >= 0)
@@ -26,25 +30,33 @@ def _length(case: Case, rule: Rule, findings: Findings) -> None:
             text += f"; the last {tokens[row] - lengths[row]} have no verdict"
         return text
 
-    add_rows(case, rule, findings, told & (lengths != tokens), message)
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_rows(table.subject, told & (lengths != tokens), message)
+    findings.add_checked(int(told.sum()))
 
 
-def _not_binary(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M002", "mask-not-binary", Severity.ERROR,
+      "A mask holds something else than 0 and 1.",
+      "Record 0 or 1, or bools; weights belong elsewhere.",
+      "response_mask")  # fmt: skip
+def _mask_not_binary(case: Case, findings: Findings) -> None:
     table = case.table
-    add_rows(case, rule, findings, table.is_put & table["mask_null"], lambda _: "response_mask holds a null")
+    findings.add_rows(table.subject, table.is_put & table["mask_null"], lambda _: "response_mask holds a null")
     odd = table.is_put & table["mask_odd"]
-    add_rows(case, rule, findings, odd, lambda _: "response_mask holds something else than 0 and 1")
-    add_checked(rule, findings, int((table.is_put & (table["mask_len"] >= 0)).sum()))
+    findings.add_rows(table.subject, odd, lambda _: "response_mask holds something else than 0 and 1")
+    findings.add_checked(int((table.is_put & (table["mask_len"] >= 0)).sum()))
 
 
-def _retracted(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M003", "mask-retracted", Severity.WARNING,
+      "Fresh tokens that were trainable at an earlier put are masked now.",
+      "Repair masks from the first token that differs, not from the start of the answer.",
+      "response_mask|response_version_runs", "prior_len", Fact.READABLE)  # fmt: skip
+def _mask_retracted(case: Case, findings: Findings) -> None:
     table = case.table
     rows = np.flatnonzero((table.previous >= 0) & table.known & (table["prior_len"] > 0))
     before = table.previous[rows]
     kept = table["prior_len"][rows] == table["tokens"][before]
     rows, before = rows[kept], before[kept]
-    add_checked(rule, findings, len(rows), "puts of a response seen before")
+    findings.add_checked(len(rows), "puts of a response seen before")
     trainable_now = np.where(table["mask_len"][rows] < 0, table["prior_len"][rows], table["prior_ones"][rows])
     trainable_then = np.where(table["mask_len"][before] < 0, table["tokens"][before], table["mask_ones"][before])
     fell = trainable_now < trainable_then
@@ -53,8 +65,8 @@ def _retracted(case: Case, rule: Rule, findings: Findings) -> None:
     lost = np.zeros(table.rows, dtype=np.int64)
     lost[rows] = np.maximum(fresh - now, 0)
     put = table.put_number[np.maximum(table.previous, 0)]
-    add_rows(
-        case, rule, findings, lost > 0,
+    findings.add_rows(
+        table.subject, lost > 0,
         lambda row: f"{plural(int(lost[row]), 'fresh token')} trainable at put {put[row]} and masked now",
     )  # fmt: skip
 
@@ -65,7 +77,11 @@ def fully_masked(case: Case) -> Bools:
     return table.known & (table["tokens"] > 0) & (table["mask_len"] == table["tokens"]) & (table["mask_ones"] == 0)
 
 
-def _fully_masked(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M004", "fully-masked-row", Severity.WARNING,
+      "No token of a completed response is trainable, yet it fills a place.",
+      "Find what set the whole mask to 0; drop the response if that is meant.",
+      "response_mask|response_version_runs")  # fmt: skip
+def _fully_masked_row(case: Case, findings: Findings) -> None:
     table = case.table
     done = table["status"] == _COMPLETED
 
@@ -74,52 +90,53 @@ def _fully_masked(case: Case, rule: Rule, findings: Findings) -> None:
         ended = f", finish_reason {reason}" if reason else ""
         return f"none of {plural(int(table['tokens'][row]), 'token')} is trainable{ended}"
 
-    add_rows(case, rule, findings, done & fully_masked(case), message)
-    add_checked(rule, findings, int((table.known & done).sum()))
+    findings.add_rows(table.subject, done & fully_masked(case), message)
+    findings.add_checked(int((table.known & done).sum()))
 
 
-def _padding(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M005", "padding-trained", Severity.ERROR,
+      "A response ends in a run of one token id, and the run is trained.",
+      "Cut padding off before recording, or mask it.",
+      "response_ids")  # fmt: skip
+def _padding_trained(case: Case, findings: Findings) -> None:
     table = case.table
     run, trained, pad = table["tail_run"], table["tail_trained"], table["tail_id"]
     where = table.is_put & (run >= PAD_RUN) & (trained >= PAD_RUN) & (run < table["tokens"])
-    add_rows(
-        case, rule, findings, where,
+    findings.add_rows(
+        table.subject, where,
         lambda row: f"the response ends in {run[row]} times the id {pad[row]}, {trained[row]} of them trainable",
     )  # fmt: skip
-    add_checked(rule, findings, int((table.is_put & (table["ids_len"] >= 0)).sum()))
+    findings.add_checked(int((table.is_put & (table["ids_len"] >= 0)).sum()))
 
 
-def _observation(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M006", "observation-tokens-trained", Severity.WARNING,
+      "A response with tool calls has no mask or one of all ones, so tool output is trained.",
+      "Mask what the environment wrote.",
+      "tool_turns")  # fmt: skip
+def _observation_tokens_trained(case: Case, findings: Findings) -> None:
     table = case.table
     tokens, turns = table["tokens"], table["tool_turns"]
     told = table.known & (turns > 0) & (tokens > 0)
     unmasked = (table["mask_len"] < 0) | (table["mask_ones"] == tokens)
-    add_rows(
-        case, rule, findings, told & unmasked,
+    findings.add_rows(
+        table.subject, told & unmasked,
         lambda row: f"{plural(int(turns[row]), 'tool turn')} and all {tokens[row]} tokens trainable",
     )  # fmt: skip
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_checked(int(told.sum()))
 
 
-def _trained_length(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("M007", "trained-mask-length", Severity.ERROR,
+      "The mask the trainer used isn't as long as the response.",
+      "Record it per response token, before padding.",
+      "trained_mask")  # fmt: skip
+def _trained_mask_length(case: Case, findings: Findings) -> None:
     table = case.table
     lengths, tokens = table["trained_mask_len"], table["tokens"]
     told = table.known & (lengths >= 0)
-    add_rows(
-        case, rule, findings, told & (lengths != tokens),
+    findings.add_rows(
+        table.subject, told & (lengths != tokens),
         lambda row: f"{plural(int(lengths[row]), 'mask value')} for {plural(int(tokens[row]), 'token')}",
     )  # fmt: skip
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_checked(int(told.sum()))
     for subject, entries, expected in case.trained.misfits if case.trained else ():
-        findings.add(rule, subject, f"{plural(entries, 'mask value')} for {plural(expected, 'token')} at the take")
-
-
-CHECKS: dict[str, Check] = {
-    "mask-length-mismatch": _length,
-    "mask-not-binary": _not_binary,
-    "mask-retracted": _retracted,
-    "fully-masked-row": _fully_masked,
-    "padding-trained": _padding,
-    "observation-tokens-trained": _observation,
-    "trained-mask-length": _trained_length,
-}
+        findings.add(subject, f"{plural(entries, 'mask value')} for {plural(expected, 'token')} at the take")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.batch_columns import ABSENT
@@ -23,21 +23,33 @@ _PILE_SHARE = 0.05
 _PILE_ROWS = 20
 
 
-def _unknown_event(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S007", "unknown-event", Severity.ERROR,
+      "The event of a row is none that a log knows.",
+      "Events are put, sample, refresh, take and sync.")  # fmt: skip
+def _unknown_event(case: Case, findings: Findings) -> None:
     where = case.table["kind"] == UNKNOWN_CODE
-    add_rows(case, rule, findings, where, lambda row: f"unknown event {case.table.texts.get(('event', row), '…')}")
-    add_checked(rule, findings, case.table.rows)
+    findings.add_rows(
+        case.table.subject, where,
+        lambda row: f"unknown event {case.table.texts.get(('event', row), '…')}",
+    )  # fmt: skip
+    findings.add_checked(case.table.rows)
 
 
-def _unknown_status(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S008", "unknown-status", Severity.ERROR,
+      "The status of a row is none that a response can have.",
+      "Statuses are init, completed, aborted, expired, failed and filtered.")  # fmt: skip
+def _unknown_status(case: Case, findings: Findings) -> None:
     table = case.table
     of_group = np.isin(table["kind"], (_PUT, _SAMPLE))
     where = of_group & (table["status"] == UNKNOWN_CODE)
-    add_rows(case, rule, findings, where, lambda row: f"unknown status {table.texts.get(('status', row), '…')}")
-    add_checked(rule, findings, int(of_group.sum()))
+    findings.add_rows(table.subject, where, lambda row: f"unknown status {table.texts.get(('status', row), '…')}")
+    findings.add_checked(int(of_group.sum()))
 
 
-def _event_order(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S009", "event-order", Severity.ERROR,
+      "An event id is smaller than one before it, so the order of events is unclear.",
+      "Write rows in the order of events; files are read in name order, so pad part numbers.")  # fmt: skip
+def _event_order(case: Case, findings: Findings) -> None:
     ids = case.table["event_id"]
     rows = np.flatnonzero(ids != ABSENT)
     # Where ids begin again, as after a restart, the fall is told once and not for every row behind it.
@@ -45,11 +57,14 @@ def _event_order(case: Case, rule: Rule, findings: Findings) -> None:
     where, before = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.int64)
     where[falls] = True
     before[rows[1:]] = ids[rows[:-1]]
-    add_rows(case, rule, findings, where, lambda row: f"event_id {ids[row]} comes after {before[row]}")
-    add_checked(rule, findings, len(ids))
+    findings.add_rows(case.table.subject, where, lambda row: f"event_id {ids[row]} comes after {before[row]}")
+    findings.add_checked(len(ids))
 
 
-def _event_mixed(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S010", "event-mixed", Severity.ERROR,
+      "Rows of one event differ in kind, step, task or group.",
+      "Give every put, sample, refresh, take and sync an event_id of its own.")  # fmt: skip
+def _event_mixed(case: Case, findings: Findings) -> None:
     table = case.table
     kind, ids = table["kind"], table["event_id"]
     of_group = np.isin(kind, (_PUT, _SAMPLE, UNKNOWN_CODE))
@@ -69,11 +84,14 @@ def _event_mixed(case: Case, rule: Rule, findings: Findings) -> None:
         def message(row: int, name: str = name) -> str:
             return f"{name} differs from the row before, in event {ids[row]}"
 
-        add_rows(case, rule, findings, where, message)
-    add_checked(rule, findings, int(same.sum()))
+        findings.add_rows(table.subject, where, message)
+    findings.add_checked(int(same.sum()))
 
 
-def _value_missing(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S011", "value-missing", Severity.ERROR,
+      "A value that its event needs is null.",
+      "Fill it in when recording.")  # fmt: skip
+def _value_missing(case: Case, findings: Findings) -> None:
     table = case.table
     kind = table["kind"]
     of_group = np.isin(kind, (_PUT, _SAMPLE))
@@ -85,12 +103,15 @@ def _value_missing(case: Case, rule: Rule, findings: Findings) -> None:
         "batch_size": kind == _TAKE,
     }
     for name, where in needed.items():
-        add_rows(case, rule, findings, where & ~table.present(name), lambda _, name=name: f"{name} is null")
-    add_rows(case, rule, findings, of_group & (table["status"] == NO_VALUE), lambda _: "status is null")
-    add_checked(rule, findings, table.rows)
+        findings.add_rows(table.subject, where & ~table.present(name), lambda _, name=name: f"{name} is null")
+    findings.add_rows(table.subject, of_group & (table["status"] == NO_VALUE), lambda _: "status is null")
+    findings.add_checked(table.rows)
 
 
-def _value_out_of_range(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S012", "value-out-of-range", Severity.ERROR,
+      "A step, version, length or size is negative or doesn't fit 32 bits, or an id doesn't fit 63 bits.",
+      "Record counts from 0 that fit 32 bits, and ids below 2**63 - 1.")  # fmt: skip
+def _value_out_of_range(case: Case, findings: Findings) -> None:
     table = case.table
     kind = table["kind"]
     ranged = {
@@ -107,45 +128,58 @@ def _value_out_of_range(case: Case, rule: Rule, findings: Findings) -> None:
         def message(row: int, name: str = name, values: np.ndarray = values) -> str:
             return f"{name} is {values[row]}"
 
-        add_rows(case, rule, findings, wrong, message)
+        findings.add_rows(table.subject, wrong, message)
     ids = {"event_id": np.ones(table.rows, dtype=np.bool_), "group_id": np.isin(kind, (_PUT, _SAMPLE))}
     ids["rollout_id"] = kind == _PUT
     for name, where in ids.items():
-        add_rows(
-            case, rule, findings, where & (table[name] == LARGEST), lambda _, name=name: f"{name} is 2**63 - 1 or more"
-        )
+        findings.add_rows(
+            table.subject, where & (table[name] == LARGEST),
+            lambda _, name=name: f"{name} is 2**63 - 1 or more",
+        )  # fmt: skip
     newest = table["newest"]
     too_large = table.is_put & (newest > INT32_MAX)
-    add_rows(case, rule, findings, too_large, lambda row: f"response_model_steps holds the version {newest[row]}")
-    add_checked(rule, findings, table.rows)
+    findings.add_rows(table.subject, too_large, lambda row: f"response_model_steps holds the version {newest[row]}")
+    findings.add_checked(table.rows)
 
 
-def _length_missing(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S013", "length-missing", Severity.ERROR,
+      "Nothing tells how long a response is.",
+      "Give response_len, response_ids or a full response_model_steps.")  # fmt: skip
+def _length_missing(case: Case, findings: Findings) -> None:
     table = case.table
     where = table.is_put & ~table.present("response_len") & (table["tokens"] < 0)
-    add_rows(case, rule, findings, where, lambda _: "nothing tells the length of the response")
-    add_checked(rule, findings, int(table.is_put.sum()))
+    findings.add_rows(table.subject, where, lambda _: "nothing tells the length of the response")
+    findings.add_checked(int(table.is_put.sum()))
 
 
-def _prior_len_too_long(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S014", "prior-len-too-long", Severity.ERROR,
+      "prior_len is larger than the response; a warning where it is only larger than the response was at the put "
+      "before.",
+      "prior_len counts the leading tokens of this response that earlier puts produced.")  # fmt: skip
+def _prior_len_too_long(case: Case, findings: Findings) -> None:
     table = case.table
     prior, tokens = table["prior_len"], table["tokens"]
     told = table.known & table.present("prior_len")
-    add_rows(
-        case, rule, findings, told & (prior > tokens), lambda row: f"prior_len is {prior[row]} for {tokens[row]} tokens"
-    )
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_rows(
+        table.subject, told & (prior > tokens),
+        lambda row: f"prior_len is {prior[row]} for {tokens[row]} tokens",
+    )  # fmt: skip
+    findings.add_checked(int(told.sum()))
     before = tokens[np.maximum(table.previous, 0)]
     beyond = told & (prior <= tokens) & (table.previous >= 0) & (prior > before)
-    add_rows(
-        case, rule, findings, beyond,
+    findings.add_rows(
+        table.subject, beyond,
         lambda row: f"prior_len is {prior[row]}, but put {table.put_number[table.previous[row]]} had "
         f"{plural(int(before[row]), 'token')}",
         severity=Severity.WARNING,
     )  # fmt: skip
 
 
-def _logprob_length(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S015", "logprob-length-mismatch", Severity.ERROR,
+      "A list of log-probabilities isn't as long as the response.",
+      "Cut and join log-probabilities exactly as the tokens.",
+      "logprobs|train_logprobs")  # fmt: skip
+def _logprob_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     for name in ("logprobs", "train_logprobs"):
         if f"{name}_len" not in table:
@@ -156,33 +190,41 @@ def _logprob_length(case: Case, rule: Rule, findings: Findings) -> None:
         def message(row: int, name: str = name, lengths: np.ndarray = lengths, tokens: np.ndarray = tokens) -> str:
             return f"{lengths[row]} {name} for {plural(int(tokens[row]), 'token')}"
 
-        add_rows(case, rule, findings, told & (lengths != tokens), message)
-        add_checked(rule, findings, int(told.sum()))
+        findings.add_rows(table.subject, told & (lengths != tokens), message)
+        findings.add_checked(int(told.sum()))
 
 
-def _checked_logprobs(case: Case, rule: Rule, findings: Findings) -> Iterator[str]:
+def _checked_logprobs(case: Case, findings: Findings) -> Iterator[str]:
     """Names of the columns of log-probabilities that the log has; the puts that fill them count as checked."""
     table = case.table
     for name in ("logprobs", "train_logprobs"):
         if f"{name}_len" in table:
-            add_checked(rule, findings, int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
+            findings.add_checked(int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
             yield name
 
 
-def _logprob_placeholder(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S016", "logprob-placeholder", Severity.WARNING,
+      "Three or more trainable tokens in a row have a log-probability of exactly 0, which looks like a fill value.",
+      "Record what the engine returned; where it returned nothing, mask the tokens.",
+      "logprobs|train_logprobs")  # fmt: skip
+def _logprob_placeholder(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, rule, findings):
+    for name in _checked_logprobs(case, findings):
         zeros = table[f"{name}_zeros"]
 
         def message(row: int, name: str = name, zeros: np.ndarray = zeros) -> str:
             return f"{zeros[row]} trainable tokens in runs of 3 or more have {name} of exactly 0.0"
 
-        add_rows(case, rule, findings, table.is_put & (zeros > 0), message)
+        findings.add_rows(table.subject, table.is_put & (zeros > 0), message)
 
 
-def _logprob_not_finite(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S017", "logprob-not-finite", Severity.ERROR,
+      "A log-probability is null, NaN, infinite or a sentinel; an error where the token is trained, else info.",
+      "Mask such tokens, or ask the engine for the value again.",
+      "logprobs|train_logprobs")  # fmt: skip
+def _logprob_not_finite(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, rule, findings):
+    for name in _checked_logprobs(case, findings):
         kinds = {what: table[f"{name}_{what}"] for what in ("null", "nan", "inf", "sentinel")}
         odd = np.sum(list(kinds.values()), axis=0)
         trained = table[f"{name}_odd_trained"]
@@ -191,23 +233,31 @@ def _logprob_not_finite(case: Case, rule: Rule, findings: Findings) -> None:
             counts = ", ".join(f"{counts[row]} {what}" for what, counts in kinds.items() if counts[row])
             return f"{name} holds {counts}; {trained[row]} of these tokens trainable"
 
-        add_rows(case, rule, findings, table.is_put & (trained > 0), message)
+        findings.add_rows(table.subject, table.is_put & (trained > 0), message)
         only_masked = table.is_put & (odd > 0) & (trained == 0)
-        add_rows(case, rule, findings, only_masked, message, severity=Severity.INFO)
+        findings.add_rows(table.subject, only_masked, message, severity=Severity.INFO)
 
 
-def _logprob_positive(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S021", "logprob-positive", Severity.ERROR,
+      "A log-probability is above 0, so it can't be one.",
+      "Record natural log-probabilities, not probabilities, losses or advantages.",
+      "logprobs|train_logprobs")  # fmt: skip
+def _logprob_positive(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, rule, findings):
+    for name in _checked_logprobs(case, findings):
         positive = table[f"{name}_positive"]
 
         def message(row: int, name: str = name, positive: np.ndarray = positive) -> str:
             return f"{plural(int(positive[row]), 'token')} with {name} above 0"
 
-        add_rows(case, rule, findings, table.is_put & (positive > 0), message)
+        findings.add_rows(table.subject, table.is_put & (positive > 0), message)
 
 
-def _side_length(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S018", "side-length-mismatch", Severity.ERROR,
+      "The recorded expert routing doesn't cover prompt and response.",
+      "It has prompt_len + response length - 1 entries: cut it like the tokens, and replace it on resume.",
+      "experts_len", "prompt_len")  # fmt: skip
+def _side_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     experts, expected = table["experts_len"], table["prompt_len"] + table["tokens"] - 1
     told = table.known & table.present("experts_len") & table.present("prompt_len") & (table["tokens"] > 0)
@@ -221,11 +271,15 @@ def _side_length(case: Case, rule: Rule, findings: Findings) -> None:
             text += f"; {experts[row]} = {first_round} + {expected[row]}: an earlier round may stand in front"
         return text
 
-    add_rows(case, rule, findings, told & (experts != expected), message)
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_rows(table.subject, told & (experts != expected), message)
+    findings.add_checked(int(told.sum()))
 
 
-def _response_shrank(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S019", "response-shrank", Severity.ERROR,
+      "A response continued from an earlier put lost tokens that it had there.",
+      "Look for a length limit of one turn that cuts the joined response.",
+      "prior_len")  # fmt: skip
+def _response_shrank(case: Case, findings: Findings) -> None:
     table = case.table
     rows = np.flatnonzero(table.previous >= 0)
     before = table.previous[rows]
@@ -234,19 +288,23 @@ def _response_shrank(case: Case, rule: Rule, findings: Findings) -> None:
     # Everything was there before, and less of it: a response rolled again has a prior_len below its length.
     shrank[rows] = (tokens[rows] > 0) & (prior[rows] == tokens[rows]) & (tokens[rows] < tokens[before])
     shrank[rows] &= table["status"][before] != STATUS_CODE[Status.EXPIRED]
-    add_rows(
-        case, rule, findings, shrank,
+    findings.add_rows(
+        table.subject, shrank,
         lambda row: f"{tokens[row]} tokens, all from earlier puts, but put {table.put_number[table.previous[row]]} "
         f"had {tokens[table.previous[row]]}",
     )  # fmt: skip
-    add_checked(rule, findings, len(rows), "puts of a response seen before")
+    findings.add_checked(len(rows), "puts of a response seen before")
 
 
-def _length_pile_up(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("S020", "length-pile-up", Severity.WARNING,
+      "Many responses have exactly the same greatest length and none says that it was cut off.",
+      "Record finish_reason length for responses that were cut off, and check the limit.",
+      "finish_reason")  # fmt: skip
+def _length_pile_up(case: Case, findings: Findings) -> None:
     table = case.table
     cut = [code for code, reason in enumerate(table.reasons) if reason is not None and "len" in reason.lower()]
     done = table.known & (table["status"] == STATUS_CODE[Status.COMPLETED])
-    add_checked(rule, findings, int(done.sum()))
+    findings.add_checked(int(done.sum()))
     for code, task in enumerate(table.tasks):
         rows = np.flatnonzero(done & (table["task"] == code))
         if len(rows) == 0:
@@ -257,25 +315,4 @@ def _length_pile_up(case: Case, rule: Rule, findings: Findings) -> None:
             continue
         if not np.isin(table["finish_reason"][piled], cut).any():
             share = f"{100 * len(piled) / len(rows):.0f} % of responses ({len(piled)} of {len(rows)})"
-            findings.add(
-                rule, Subject(task), f"{share} have exactly {longest} tokens and none says that it was cut off"
-            )
-
-
-CHECKS: dict[str, Check] = {
-    "unknown-event": _unknown_event,
-    "unknown-status": _unknown_status,
-    "event-order": _event_order,
-    "event-mixed": _event_mixed,
-    "value-missing": _value_missing,
-    "value-out-of-range": _value_out_of_range,
-    "length-missing": _length_missing,
-    "prior-len-too-long": _prior_len_too_long,
-    "logprob-length-mismatch": _logprob_length,
-    "logprob-placeholder": _logprob_placeholder,
-    "logprob-not-finite": _logprob_not_finite,
-    "logprob-positive": _logprob_positive,
-    "side-length-mismatch": _side_length,
-    "response-shrank": _response_shrank,
-    "length-pile-up": _length_pile_up,
-}
+            findings.add(Subject(task), f"{share} have exactly {longest} tokens and none says that it was cut off")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, Check, add_checked, add_rows, plural
+from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.rule import Rule, Severity
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan_runs import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
@@ -28,7 +28,10 @@ _FALLS = 1_000
 """Falls that are looked at."""
 
 
-def _missing(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V001", "version-missing", Severity.ERROR,
+      "Tokens carry no version, and no model_step stands in for one.",
+      "Record model_step on every put, or a version for every token.")  # fmt: skip
+def _version_missing(case: Case, findings: Findings) -> None:
     table = case.table
     tokens, recorded = table["tokens"], np.maximum(table["versions_len"], 0)
     missing = np.where(table.known & ~table.present("model_step"), np.maximum(tokens - recorded, 0), 0)
@@ -46,21 +49,29 @@ def _missing(case: Case, rule: Rule, findings: Findings) -> None:
             f"(the log has versions for {coverage:.1f} % of its tokens)"
         )
 
-    add_rows(case, rule, findings, missing > 0, message)
-    add_checked(rule, findings, int(table.known.sum()))
+    findings.add_rows(table.subject, missing > 0, message)
+    findings.add_checked(int(table.known.sum()))
 
 
-def _too_many(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V002", "version-length-mismatch", Severity.ERROR,
+      "A response has more versions than tokens.",
+      "Cut versions exactly as the tokens.")  # fmt: skip
+def _version_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     versions, tokens = table["versions_len"], table["tokens"]
     where = table.known & (versions > tokens)
-    add_rows(
-        case, rule, findings, where, lambda row: f"{versions[row]} versions for {plural(int(tokens[row]), 'token')}"
-    )
-    add_checked(rule, findings, int(table.known.sum()))
+    findings.add_rows(
+        table.subject, where,
+        lambda row: f"{versions[row]} versions for {plural(int(tokens[row]), 'token')}",
+    )  # fmt: skip
+    findings.add_checked(int(table.known.sum()))
 
 
-def _placeholder(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V003", "version-placeholder", Severity.ERROR,
+      "A version is null or negative; a warning where only tokens out of the loss have it.",
+      "Give prompt and tool tokens the version of the tokens before them: "
+      "the smallest version decides on expiry.")  # fmt: skip
+def _version_placeholder(case: Case, findings: Findings) -> None:
     table = case.table
     is_put = table.is_put
     negative, trained = table["negative"], table["negative_trained"]
@@ -72,12 +83,12 @@ def _placeholder(case: Case, rule: Rule, findings: Findings) -> None:
             f"{trained[row]} of them trainable; counted, it makes the response as old as the run"
         )
 
-    add_rows(case, rule, findings, is_put & (trained > 0), message)
+    findings.add_rows(table.subject, is_put & (trained > 0), message)
     only_masked = is_put & (negative > 0) & (trained == 0)
-    add_rows(case, rule, findings, only_masked, message, severity=Severity.WARNING)
+    findings.add_rows(table.subject, only_masked, message, severity=Severity.WARNING)
     holds_null = is_put & (table["versions_null"] == 1)
-    add_rows(case, rule, findings, holds_null, lambda _: "response_model_steps holds a null")
-    add_checked(rule, findings, int((is_put & (table["versions_len"] >= 0)).sum()))
+    findings.add_rows(table.subject, holds_null, lambda _: "response_model_steps holds a null")
+    findings.add_checked(int((is_put & (table["versions_len"] >= 0)).sum()))
 
 
 def _newest(table: LogTable) -> Int64s:
@@ -114,53 +125,66 @@ def updates_per_step(table: LogTable) -> int | None:
     return None
 
 
-def _unit_suspect(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V007", "version-unit-suspect", Severity.ERROR,
+      "All versions are multiples of one number and far above the steps: they seem to count something else.",
+      "Divide versions by that number, or record train steps.")  # fmt: skip
+def _version_unit_suspect(case: Case, findings: Findings) -> None:
     unit = suspect_unit(case.table)
-    add_checked(rule, findings, int(case.table.known.sum()))
+    findings.add_checked(int(case.table.known.sum()))
     if unit is not None:
         last_step = int(case.table["train_step"][case.table.known].max())
         text = f"all versions are multiples of {unit} and above the last step ({last_step}): they look like counts of"
-        findings.add(rule, Subject(), f"{text} samples or tokens, {unit} a step")
+        findings.add(Subject(), f"{text} samples or tokens, {unit} a step")
 
 
-def _from_future(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V005", "version-from-future", Severity.ERROR,
+      "A token is newer than the trainer could have made its weights.",
+      "Stamp tokens with the number of train steps in the weights; "
+      "counters of samples or requests don't fit.")  # fmt: skip
+def _version_from_future(case: Case, findings: Findings) -> None:
     table = case.table
     newest, step = _newest(table), table["train_step"]
     rows = table.is_put & (newest != ABSENT) & table.present("train_step")
-    add_checked(rule, findings, int(rows.sum()))
+    findings.add_checked(int(rows.sum()))
     if suspect_unit(table) is not None:
         return
     # At step 0 nothing was trained, and version 0 is all there can be.
     possible = np.maximum(step - 1, 0)
-    add_rows(
-        case, rule, findings, rows & (newest > possible),
+    findings.add_rows(
+        table.subject, rows & (newest > possible),
         lambda row: f"version {newest[row]} at step {step[row]}: the newest possible is {possible[row]}",
     )  # fmt: skip
     # A sync names the step just trained.
     synced, brought = syncs(table), table["model_step"]
-    add_checked(rule, findings, int(synced.sum()))
+    findings.add_checked(int(synced.sum()))
     if updates_per_step(table) is None:
-        add_rows(
-            case, rule, findings, synced & (brought > step),
+        findings.add_rows(
+            table.subject, synced & (brought > step),
             lambda row: f"a sync brings version {brought[row]} after step {step[row]}",
         )  # fmt: skip
 
 
-def _regression(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V006", "version-regression", Severity.ERROR,
+      "A version falls from one event to the next; a warning inside a response.",
+      "After a restart, go on from the step of the checkpoint and drop what the old run left.")  # fmt: skip
+def _version_regression(case: Case, findings: Findings) -> None:
     table = case.table
     falls = table["version_falls"]
     # Agentic responses are joined from branches, and segments of a split rollout overlap.
     whole = table.is_put & ~table["agentic"] & ~_of_split_rollout(table)
-    add_rows(
-        case, rule, findings, whole & (falls > 0),
+    findings.add_rows(
+        table.subject, whole & (falls > 0),
         lambda row: f"versions fall inside the response, {plural(int(falls[row]), 'time')}",
         severity=Severity.WARNING,
     )  # fmt: skip
     fell = _lasting_falls(table)
     where = np.zeros(table.rows, dtype=np.bool_)
     where[list(fell)] = True
-    add_rows(case, rule, findings, where, lambda row: f"model_step fell from {fell[row]} to {table['model_step'][row]}")
-    add_checked(rule, findings, int(table.is_put.sum()))
+    findings.add_rows(
+        table.subject, where,
+        lambda row: f"model_step fell from {fell[row]} to {table['model_step'][row]}",
+    )  # fmt: skip
+    findings.add_checked(int(table.is_put.sum()))
 
 
 def _lasting_falls(table: LogTable) -> dict[int, int]:
@@ -195,17 +219,21 @@ def _of_split_rollout(table: LogTable) -> Bools:
     return is_split
 
 
-def _not_synced(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V012", "version-not-synced", Severity.WARNING,
+      "A put has a version that no sync event before it brought to the engine.",
+      "Record a sync event, with its model_step, before the puts of the new weights.",
+      Fact.SYNCS)  # fmt: skip
+def _version_not_synced(case: Case, findings: Findings) -> None:
     table = case.table
     newest, synced = _newest(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
     # What the engine held before the first sync in the log isn't told.
     reached = np.maximum.accumulate(synced) if table.rows else synced
     told = table.is_put & (newest != ABSENT) & (reached != ABSENT)
-    add_rows(
-        case, rule, findings, told & (newest > reached),
+    findings.add_rows(
+        table.subject, told & (newest > reached),
         lambda row: f"version {newest[row]}, while the newest that a sync brought before is {reached[row]}",
     )  # fmt: skip
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_checked(int(told.sum()))
 
 
 _RUN_MESSAGES = {
@@ -215,7 +243,11 @@ _RUN_MESSAGES = {
 }
 
 
-def _runs_damaged(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V011", "version-runs-damaged", Severity.ERROR,
+      "The version runs of a response can't be those of its tokens.",
+      "Runs have a version of 0 or more, 1 or more tokens, of which 0 to all are trainable, and cover the response.",
+      "response_version_runs")  # fmt: skip
+def _version_runs_damaged(case: Case, findings: Findings) -> None:
     table = case.table
     fault, sums = table["runs_fault"], table["runs_sum"]
 
@@ -224,11 +256,15 @@ def _runs_damaged(case: Case, rule: Rule, findings: Findings) -> None:
         text = f"its runs have {plural(int(sums[row]), 'token')}, the response {table['tokens'][row]}"
         return f"{VERSION_RUNS}: {_RUN_MESSAGES.get(kind, text)}"
 
-    add_rows(case, rule, findings, table.is_put & (fault > 0), message)
-    add_checked(rule, findings, int(table.is_put.sum()))
+    findings.add_rows(table.subject, table.is_put & (fault > 0), message)
+    findings.add_checked(int(table.is_put.sum()))
 
 
-def _stamped_late(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V008", "version-stamped-late", Severity.WARNING,
+      "New tokens carry a later version than the engine had when the round began, though nothing cut it off.",
+      "Read the version when the request starts, not when its answer arrives.",
+      "start_model_step")  # fmt: skip
+def _version_stamped_late(case: Case, findings: Findings) -> None:
     table = case.table
     start, stamp = table["start_model_step"], table["model_step"]
     told = table.known & table.present("start_model_step") & (table["tokens"] > 0)
@@ -239,22 +275,26 @@ def _stamped_late(case: Case, rule: Rule, findings: Findings) -> None:
     oldest_new = np.where(all_new, table["oldest"], np.where(table.present("model_step"), stamp, ABSENT))
     new_tokens = table["tokens"] - np.where(all_new, 0, np.maximum(recorded, prior))
     late = told & (oldest_new > start) & (new_tokens > 0)
-    add_rows(
-        case, rule, findings, late,
+    findings.add_rows(
+        table.subject, late,
         lambda row: f"{plural(int(new_tokens[row]), 'token')} carry version {oldest_new[row]}, but the round began "
         f"under {start[row]}",
     )  # fmt: skip
-    add_checked(rule, findings, int(told.sum()))
+    findings.add_checked(int(told.sum()))
 
 
-def _restamped(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V009", "version-restamped", Severity.ERROR,
+      "Tokens kept from an earlier put changed their version.",
+      "Stamp only the new tokens of a put.",
+      "prior_len|response_ids", Fact.READABLE)  # fmt: skip
+def _version_restamped(case: Case, findings: Findings) -> None:
     """Runs of a response's earlier put against the same tokens of this one, as far as prior_len says they are kept."""
     table = case.table
     for row, before, first, tokens, old, new in _changed_runs(case):
         put = table.put_number[before]
         message = f"version {old} at put {put}, {new} now, though the tokens are the same"
-        findings.add(rule, table.subject(row, first_token=first, tokens=tokens), message)
-    add_checked(rule, findings, int((table.previous >= 0).sum()), "puts of a response seen before")
+        findings.add(table.subject(row, first_token=first, tokens=tokens), message)
+    findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 
 def _changed_runs(case: Case) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -295,31 +335,20 @@ def _zipped(
         old, new, tokens = (old[0], old[1] - length), (new[0], new[1] - length), tokens - length
 
 
-def _sync_interval(case: Case, rule: Rule, findings: Findings) -> None:
+@rule("V010", "sync-interval-mismatch", Severity.ERROR,
+      "Recorded versions change in larger steps than the config says.",
+      "Set timeline.sync_weights_interval to what the run did.",
+      Fact.CONFIG)  # fmt: skip
+def _sync_interval_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     interval = case.known_config.timeline.sync_weights_interval
     newest = _newest(table)[table.known]
     syncs = table["model_step"][(table["kind"] == _SYNC) & table.present("model_step")]
     versions = np.unique(np.concatenate([newest[newest > 0], syncs[syncs > 0]]))
-    add_checked(rule, findings, len(versions), "versions")
+    findings.add_checked(len(versions), "versions")
     if len(versions) < _MIN_VERSIONS or suspect_unit(table) is not None:
         return
     unit = int(np.gcd.reduce(versions))
     if unit > interval and not case.known_config.timeline.resync:
         text = f"the config says sync_weights_interval = {interval}, but recorded versions only change by {unit}"
-        findings.add(rule, Subject(), f"{text} ({', '.join(map(str, versions[:5].tolist()))}, …)")
-
-
-CHECKS: dict[str, Check] = {
-    "version-missing": _missing,
-    "version-length-mismatch": _too_many,
-    "version-placeholder": _placeholder,
-    "version-from-future": _from_future,
-    "version-not-synced": _not_synced,
-    "version-runs-damaged": _runs_damaged,
-    "version-regression": _regression,
-    "version-unit-suspect": _unit_suspect,
-    "version-stamped-late": _stamped_late,
-    "version-restamped": _restamped,
-    "sync-interval-mismatch": _sync_interval,
-}
+        findings.add(Subject(), f"{text} ({', '.join(map(str, versions[:5].tolist()))}, …)")
