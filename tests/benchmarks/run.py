@@ -31,7 +31,8 @@ from tokenaudit.log.files import open_log
 from tokenaudit.log.reading import read_digest
 from tokenaudit.masks.batch import MaskBatch
 from tokenaudit.masks.numpy_backend import NumpyBackend
-from tokenaudit.replay.session import replay_digest
+from tokenaudit.replay.request import RunRequest
+from tokenaudit.replay.session import LoadedLog, replay_loaded
 
 ROUNDS = 5
 TOKEN_COLUMNS = ["response_model_steps", "response_mask"]
@@ -126,7 +127,8 @@ def replay(folder: Path) -> None:
             isolated=True,
             log_config=log.config_json,
         )
-        seconds = _median(lambda made=made, log=log, settings=settings: replay_digest(log, made, settings))
+        loaded = LoadedLog(log, made, settings, RunRequest())
+        seconds = _median(lambda loaded=loaded: replay_loaded(loaded))
         count = len(made.responses.tokens)
         print(f"| {count:,} | {len(made.events.kind):,} | {seconds:.2f} | {seconds / count * 1e6:.1f} |")
     print()

@@ -15,6 +15,7 @@ from tokenaudit.config.loading import Settings
 from tokenaudit.config.sections import Config, parse_config
 from tokenaudit.log.files import Log
 from tokenaudit.log.semantic_masks import no_masks
+from tokenaudit.replay.request import RunRequest
 from tokenaudit.simulate.session import LoadedWorkload, simulate_loaded
 from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
 
@@ -58,7 +59,9 @@ def measure(mode: str, responses: int, max_concurrency: int | None) -> tuple[int
     steps = max(responses // (GROUP_SIZE * BATCH), 1)
     loaded = LoadedWorkload(workload(responses), Log("benchmark", (), responses, (), {}, ()))
     start = time.perf_counter()
-    result = simulate_loaded(loaded, Settings(config(mode, steps), {}, "benchmark"), max_concurrency=max_concurrency)
+    result = simulate_loaded(
+        loaded, Settings(config(mode, steps), {}, "benchmark"), RunRequest(max_concurrency=max_concurrency)
+    )
     return result.totals["produced_samples"], steps, time.perf_counter() - start
 
 

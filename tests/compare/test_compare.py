@@ -32,7 +32,8 @@ from tokenaudit.log.files import open_log
 from tokenaudit.render.diff_text import change_cells, divergence_lines
 from tokenaudit.replay.ledger import combined, count
 from tokenaudit.replay.open_loop import replay, run_tasks
-from tokenaudit.replay.session import digest_for, replay_digest
+from tokenaudit.replay.request import RunRequest
+from tokenaudit.replay.session import LoadedLog, digest_for, replay_loaded
 
 
 def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any]) -> tuple[Side, Side]:
@@ -42,11 +43,12 @@ def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any])
     both = [
         load_settings(config_path=None, working_dir=tmp_path, isolated=True, log_config=config) for config in (a, b)
     ]
-    digest = digest_for(log, both)
+    request = RunRequest(with_groups=True)
+    digest = digest_for(log, both, request)
     made: list[Side] = []
     for label, one in zip("ab", both, strict=True):
         tape = EventTape()
-        result = replay_digest(log, digest, one, with_groups=True, observe=tape.add)
+        result = replay_loaded(LoadedLog(log, digest, one, request), tape.add)
         made.append(Side(label, result, {}, tape))
     return made[0], made[1]
 

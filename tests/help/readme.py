@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.rule import Fact
-from tokenaudit.cli.diff_sides import SideOptions, load_sides
-from tokenaudit.cli.run_options import RunOptions
+from tokenaudit.cli.diff_sides import load_sides
 from tokenaudit.compare.compare import compare
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES
@@ -20,7 +19,7 @@ from tokenaudit.gate.rule_sources import collect_rules
 from tokenaudit.render.diff_table import render_diff_table
 from tokenaudit.render.gate_table import render_gate_table
 from tokenaudit.render.table import TableOptions, render_table
-from tokenaudit.replay.request import PromptOrder
+from tokenaudit.replay.request import PromptOrder, RunRequest
 from tokenaudit.replay.result import select_steps
 from tokenaudit.replay.session import replay_log
 from tokenaudit.simulate.session import simulate_workload
@@ -74,8 +73,7 @@ def _output(config: str | None, steps: tuple[int, int] | None) -> str:
 
 def _diff_output() -> str:
     a, b = CONFIGS
-    options = SideOptions(a=a, b=b, log=[SAMPLE], set_both=(), set_b=(), run=RunOptions(isolated=True))
-    sides = load_sides(options)
+    sides = load_sides(a, b, RunRequest(paths=(SAMPLE,), isolated=True))
     return f"```text\n{render_diff_table(compare(*sides))}```"
 
 

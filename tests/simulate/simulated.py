@@ -19,6 +19,7 @@ from tokenaudit.log.columns import Lists
 from tokenaudit.log.files import Log
 from tokenaudit.log.semantic_masks import masks_of
 from tokenaudit.replay.ledger import Ledger, count
+from tokenaudit.replay.request import RunRequest
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, RunStuck, SampleEntry, SyncEntry
 from tokenaudit.simulate.run import simulate
@@ -125,11 +126,11 @@ def ran(rows: Sequence[Row], run_config: Config, max_concurrency: int | None = N
     return Ran(ledger, [plain(entry) for entry in entries], stuck[0] if stuck else None, last)
 
 
-def result_of(rows: Sequence[Row], run_config: Config, **options: Any) -> Result:
+def result_of(rows: Sequence[Row], run_config: Config, *, event_log: Any = None, **options: Any) -> Result:
     """Simulate to a result."""
     given = workload(rows)
     loaded = LoadedWorkload(given, Log("test", (), len(rows), (), {}, ()))
-    return simulate_loaded(loaded, Settings(run_config, {}, "test"), **options)
+    return simulate_loaded(loaded, Settings(run_config, {}, "test"), RunRequest(**options), event_log=event_log)
 
 
 def plain(entry: LogEntry) -> tuple[Any, ...]:

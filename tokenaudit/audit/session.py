@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.audit.trained import trained_masks
-from tokenaudit.config.loading import DEFAULT, OVERRIDE, check_overridden_tasks, load_settings
+from tokenaudit.config.loading import DEFAULT, OVERRIDE, check_overridden_tasks
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS, EventKind
@@ -31,8 +32,8 @@ from tokenaudit.log.digest import KIND_CODE, Digest
 from tokenaudit.log.files import Log
 from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.notices import recorded_sync_weights_interval
-from tokenaudit.replay.request import TimelineKind
-from tokenaudit.replay.session import Progress, no_collections
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest, TimelineKind
+from tokenaudit.replay.session import no_collections, settings_for
 
 CLIP_EPSILON = 0.2
 """Half the width of the range that importance ratios should be in, unless told otherwise."""
@@ -41,54 +42,41 @@ _READ = tuple(column.name for column in COLUMNS if column.name not in ("generate
 
 
 def audit_log(
-    paths: Sequence[Path],
+    paths: Paths | RunRequest,
     *,
-    config_path: Path | None = None,
-    overrides: Sequence[str] = (),
-    isolated: bool = False,
     rules: Sequence[AuditRule] = RULES,
     epsilon: float = CLIP_EPSILON,
-    working_dir: Path | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> AuditReport:
     """Audit a log.
 
     Args:
-        paths: files, folders or glob patterns that make up one log.
-        config_path: a config file; None: one that is found, else the log's own config.
-        overrides: `key=value` texts laid over the config.
-        isolated: look for no config file.
+        paths: files, folders or glob patterns that make up one log; or a whole request.
         rules: the rules to run.
         epsilon: half the width of the range that importance ratios should be in.
-        working_dir: where relative config paths begin and a config file is looked for; None: the current one.
-        on_progress: told about the work as it goes on.
+        options: what else a `RunRequest` holds: `config` (without one: what is found, else the log's own),
+            `overrides`, `isolated`, `working_dir`, `on_progress`.
 
     Raises:
         LogError: a path names no file.
         ConfigError: the config can't be used, or an override names a task that the log lacks.
     """
-    files = open_for_audit(paths)
-    folder = files.log.files[0].path.parent if files.log else None
-    settings = load_settings(
-        config_path=config_path,
-        overrides=overrides,
-        log_dir=folder,
-        working_dir=working_dir or Path.cwd(),
-        isolated=isolated,
-        log_config=files.log.config_json if files.log else None,
-    )
-    is_told = any(origin != DEFAULT for origin in settings.origins.values())
-    files, table, digest, why_unreadable = _read(files, on_progress)
+    request = RunRequest.of(paths, options)
+    files = open_for_audit(request.paths)
+    settings = settings_for(files.log, request)
+    has_config = any(origin != DEFAULT for origin in settings.origins.values())
+    files, table, digest, why_unreadable = _read(files, request)
     if files.log is not None:
         check_overridden_tasks(settings, table.used_tasks, files.log.name)
     has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
     source = settings.source if has_base else OVERRIDE
     with no_collections():
-        case = _case(paths, files, table, digest, settings.config if is_told else None, why_unreadable)
-        return _report(case, rules, source if is_told else None, _evidence(case, epsilon))
+        config = settings.config if has_config else None
+        case = _case(request.paths, files, table, digest, config, why_unreadable)
+        return _report(case, rules, source if has_config else None, _evidence(case, epsilon))
 
 
-def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, LogTable, Digest | None, str]:
+def _read(files: FileFacts, request: RunRequest) -> tuple[FileFacts, LogTable, Digest | None, str]:
     """The rows of the readable files, and their digest; else why replay refuses it."""
     while files.log is not None:
         log, scans = files.log, _Scans(files.log)
@@ -101,7 +89,7 @@ def _read(files: FileFacts, on_progress: Progress | None) -> tuple[FileFacts, Lo
                 allow_missing_versions=True,
                 also=names,
                 on_batch=scans.add,
-                on_progress=_stage(on_progress, log),
+                on_progress=request.stage(f"reading {log.name}", log.rows),
             )
         except LogError as error:
             if sum(len(part.arrays["kind"]) for part in scans.in_order()) < log.rows:
@@ -126,10 +114,6 @@ class _Scans:
     def in_order(self) -> list[Scanned]:
         """All scans, in the order of the log."""
         return sorted(self._scanned, key=lambda part: (self._place[part.path], part.first_row))
-
-
-def _stage(on_progress: Progress | None, log: Log) -> Callable[[int], None] | None:
-    return None if on_progress is None else lambda done: on_progress(f"reading {log.name}", done, log.rows)
 
 
 def _case(

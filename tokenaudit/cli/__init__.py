@@ -116,4 +116,6 @@ def _run() -> int:
     except Exception as error:  # noqa: BLE001 - a crash must not look like a verdict, so it may not exit with 1
         streams.show_crash(error)
         return COULD_NOT_JUDGE
+    finally:
+        streams.end_progress()
     return code if isinstance(code, int) else 0

@@ -93,6 +93,7 @@ def audit(
     from tokenaudit.audit.report import compared, of_severity
     from tokenaudit.audit.rule import select_rules
     from tokenaudit.audit.session import audit_log
+    from tokenaudit.cli.inputs import run_request
     from tokenaudit.cli.output import check_outputs, write_all
 
     outputs = output or []
@@ -100,16 +101,8 @@ def audit(
     check_outputs(outputs, read, SUFFIXES)
     rules = select_rules(select or [], ignore or [], RULES)
     known = None if baseline is None else _read_baseline(baseline)
-    with streams.progress() as bar:
-        report = audit_log(
-            log,
-            config_path=config,
-            overrides=set_ or [],
-            isolated=isolated,
-            rules=rules,
-            epsilon=clip_epsilon,
-            on_progress=bar.update if bar else None,
-        )
+    request = run_request(log, config=config, overrides=set_, isolated=isolated)
+    report = audit_log(request, rules=rules, epsilon=clip_epsilon)
     if known is not None:
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)

@@ -20,7 +20,6 @@ from tokenaudit.cli.options import (
     TimelineOption,
     TokenTimeOption,
     VerboseOption,
-    digest_cache,
     output_option,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
@@ -95,24 +94,26 @@ def diff(
 ) -> None:
     """Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."""
     del quiet, verbose
-    from tokenaudit.cli.diff_sides import SideOptions, load_sides
+    from tokenaudit.cli.diff_sides import load_sides
+    from tokenaudit.cli.inputs import run_request
     from tokenaudit.cli.output import check_outputs, write_all
-    from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.compare.compare import compare
 
     figures = _figures(metrics)
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
-    run = RunOptions(
+    request = run_request(
+        log or [],
+        overrides=set_,
         timeline=timeline,
         quarantine=quarantine,
         isolated=isolated,
         simulate=simulate,
         prompt_order=prompt_order,
         token_time_us=token_time_us,
-        cache=digest_cache(cache),
+        cache=cache,
     )
-    sides = load_sides(SideOptions(a=a, b=b, log=log or [], set_both=set_ or [], set_b=set_b or [], run=run))
+    sides = load_sides(a, b, request, set_b or [])
     _check_logs(sides, allow_different_log=allow_different_log)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)

@@ -3,73 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from tokenaudit.cli import streams
-from tokenaudit.cli.run_options import RunOptions
+from tokenaudit.cli.inputs import check_kind, flags_for_logs
 from tokenaudit.compare.compare import Side
 from tokenaudit.compare.event_tape import EventTape
-from tokenaudit.config.loading import Settings, load_settings
+from tokenaudit.config.loading import Settings
 from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError
 from tokenaudit.contracts.files import read_bounded
-from tokenaudit.log.files import Log, looks_like_log, open_log
+from tokenaudit.log.files import looks_like_log, open_log
+from tokenaudit.replay.request import RunRequest
 from tokenaudit.replay.result import Result
-from tokenaudit.replay.session import digest_for, load_result, replay_digest
-from tokenaudit.simulate.session import LoadedWorkload, load_workload, simulate_loaded
+from tokenaudit.replay.session import LoadedLog, digest_for, load_result, replay_loaded, settings_for
+from tokenaudit.simulate.session import load_workload, simulate_loaded
 
 Loaded = TypeVar("Loaded")
 
 RunMaker = Callable[[Settings, EventTape], Result]
-"""Makes a run under a config and tells the tape every event of it."""
+"""Makes a run under a config and adds every event of it to the tape."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideOptions:
-    """What the command line says about the two sides.
+def load_sides(a: Path | None, b: Path | None, request: RunRequest, set_b: Sequence[str] = ()) -> tuple[Side, Side]:
+    """Load or make both sides.
 
-    Attributes:
+    Args:
         a: config or saved result; None: the config that is found for the log.
         b: the same; None: the config of A, changed by `set_b`.
-        log: the log, as its paths.
-        set_both: overrides for both configs.
-        set_b: overrides for B's config.
-        run: how configs are run on the log.
-    """
-
-    a: Path | None
-    b: Path | None
-    log: Sequence[Path]
-    set_both: Sequence[str]
-    set_b: Sequence[str]
-    run: RunOptions
-
-
-def load_sides(options: SideOptions) -> tuple[Side, Side]:
-    """Load or make both sides.
+        request: how configs are run, on which log and with which overrides for both; without a log, both sides are
+            saved results.
+        set_b: further overrides for B's config.
 
     Raises:
         UsageError: the arguments don't make two sides.
         TokenauditError: a log, config or result can't be used.
     """
-    for name, path in (("A", options.a), ("B", options.b)):
+    for name, path in (("A", a), ("B", b)):
         if path is not None and looks_like_log(path):
             what = f"{name} is a log, where a config or a saved result is wanted"
             raise UsageError(Problem(what, str(path), f"call it as: tokenaudit diff A.toml B.toml --log {path}"))
-    is_saved = tuple(path is not None and is_result(path) for path in (options.a, options.b))
-    if not options.log:
-        return _saved_sides(options, is_saved)
+    is_saved = (a is not None and is_result(a), b is not None and is_result(b))
+    if not request.paths:
+        return _saved_sides(a, b, is_saved, [*flags_for_logs(request), *(["--set-b"] if set_b else [])])
     if all(is_saved):
-        raise UsageError(Problem("two saved results need no log", str(options.log[0]), "leave out --log"))
-    if options.b is None and is_saved[0]:
+        raise UsageError(Problem("two saved results need no log", str(request.paths[0]), "leave out --log"))
+    if b is None and is_saved[0]:
         raise UsageError(Problem("there is no B", None, "name a config or a saved result to compare with"))
-    if options.b is None and not options.set_b:
+    if b is None and not set_b:
         hint = "name a second config, or change the first with --set-b KEY=VALUE"
         raise UsageError(Problem("A would be compared with itself", None, hint))
-    if is_saved[1] and options.set_b:
-        raise UsageError(Problem("--set-b can't change a saved result", str(options.b), "name a config"))
-    return _made_sides(options, is_saved)
+    if is_saved[1] and set_b:
+        raise UsageError(Problem("--set-b can't change a saved result", str(b), "name a config"))
+    request_a = replace(request, config=a, with_groups=any(is_saved))
+    request_b = replace(request_a, config=a if b is None else b, overrides=(*request.overrides, *set_b))
+    return _made_sides((request_a, request_b), is_saved)
 
 
 def is_result(path: Path) -> bool:
@@ -83,115 +71,56 @@ def is_result(path: Path) -> bool:
         return False
 
 
-def _saved_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
-    replaying = {
-        "--set": options.set_both,
-        "--set-b": options.set_b,
-        **options.run.need_log(),
-    }
-    given = [name for name, value in replaying.items() if value]
-    if given:
-        what = f"{', '.join(given)} would need a log"
+def _saved_sides(
+    a: Path | None, b: Path | None, is_saved: tuple[bool, bool], need_log: Sequence[str]
+) -> tuple[Side, Side]:
+    if need_log:
+        what = f"{', '.join(need_log)} would need a log"
         raise UsageError(Problem(what, None, "add --log LOG and name configs"))
-    if options.a is None or options.b is None:
+    if a is None or b is None:
         hint = "name two saved results, or two configs and --log LOG"
         raise UsageError(Problem("there are no two sides to compare", None, hint))
-    for path, saved in zip((options.a, options.b), is_saved, strict=True):
+    for path, saved in zip((a, b), is_saved, strict=True):
         if not saved and path.exists():
             raise UsageError(Problem("a config has no figures without a log", str(path), "add --log LOG"))
-    a, b = _each(lambda: load_result(options.a or Path()), lambda: load_result(options.b or Path()))
-    return Side(options.a.name, a), Side(options.b.name, b)
+    result_a, result_b = _each(lambda: load_result(a), lambda: load_result(b))
+    return Side(a.name, result_a), Side(b.name, result_b)
 
 
-def _made_sides(options: SideOptions, is_saved: Sequence[bool]) -> tuple[Side, Side]:
-    options.run.check()
-    workload = _load_workload(options) if options.run.simulate else None
-    log = open_log(list(options.log)) if workload is None else workload.source
+def _made_sides(requests: tuple[RunRequest, RunRequest], is_saved: tuple[bool, bool]) -> tuple[Side, Side]:
+    """Both sides, at least one of them run on the log."""
+    common = requests[0]
+    check_kind(common)
+    workload = load_workload(common) if common.simulate else None
+    log = open_log(common.paths) if workload is None else workload.source
 
-    def settings(config: Path | None, overrides: Sequence[str]) -> Settings:
-        return load_settings(
-            config_path=config,
-            overrides=overrides,
-            log_dir=log.files[0].path.parent,
-            working_dir=Path.cwd(),
-            isolated=options.run.isolated,
-            log_config=log.config_json,
-        )
+    def load(request: RunRequest, saved: bool) -> Settings | Result:
+        return load_result(request.config) if saved and isinstance(request.config, Path) else settings_for(log, request)
 
-    config_b = options.a if options.b is None else options.b
-    overrides_b = (*options.set_both, *options.set_b)
-    loaded_a, loaded_b = _each(
-        lambda: load_result(options.a) if is_saved[0] and options.a else settings(options.a, options.set_both),
-        lambda: load_result(options.b) if is_saved[1] and options.b else settings(config_b, overrides_b),
-    )
-    with streams.progress() as bar:
-        on_progress = bar.update if bar else None
-        if workload is not None:
-            make = _simulation_maker(workload, on_progress, with_groups=any(is_saved))
-        else:
-            configs = [loaded for loaded in (loaded_a, loaded_b) if isinstance(loaded, Settings)]
-            make = _replay_maker(log, configs, options, on_progress, with_groups=any(is_saved))
-        a = _side(loaded_a, options.a, options.set_both, make)
-        b = _side(loaded_b, config_b, overrides_b, make)
+    loaded = _each(*(lambda pair=pair: load(*pair) for pair in zip(requests, is_saved, strict=True)))
+    if workload is not None:
+
+        def make(settings: Settings, tape: EventTape) -> Result:
+            return simulate_loaded(workload, settings, common, observe=tape.add)
+
+    else:
+        digest = digest_for(log, [one for one in loaded if isinstance(one, Settings)], common)
+
+        def make(settings: Settings, tape: EventTape) -> Result:
+            return replay_loaded(LoadedLog(log, digest, settings, common), tape.add)
+
+    a, b = (_side(one, request, make) for one, request in zip(loaded, requests, strict=True))
     return a, b
 
 
-def _side(loaded: Settings | Result, path: Path | None, overrides: Sequence[str], make: RunMaker) -> Side:
+def _side(loaded: Settings | Result, request: RunRequest, make: RunMaker) -> Side:
+    path = request.config if isinstance(request.config, Path) else None
     if isinstance(loaded, Result):
         return Side(path.name if path else loaded.kind, loaded)
     tape = EventTape()
     result = make(loaded, tape)
     name = path.name if path else loaded.file.name if loaded.file else loaded.source
-    return Side(" ".join((name, *(f"-s {text}" for text in overrides))), result, loaded.origins, tape)
-
-
-def _replay_maker(
-    log: Log,
-    settings: Sequence[Settings],
-    options: SideOptions,
-    on_progress: Callable[[str, int, int], None] | None,
-    *,
-    with_groups: bool,
-) -> RunMaker:
-    """Replays on one digest of the log."""
-    digest = digest_for(
-        log, settings, quarantine=options.run.quarantine, cache=options.run.cache, on_progress=on_progress
-    )
-
-    def make(one: Settings, tape: EventTape) -> Result:
-        return replay_digest(
-            log,
-            digest,
-            one,
-            options.run.timeline,
-            with_groups=with_groups,
-            observe=tape.add,
-            on_progress=on_progress,
-        )
-
-    return make
-
-
-def _load_workload(options: SideOptions) -> LoadedWorkload:
-    with streams.progress() as bar:
-        return load_workload(
-            list(options.log),
-            token_time_us=options.run.token_time_us,
-            prompt_order=options.run.prompt_order,
-            quarantine=options.run.quarantine,
-            on_progress=bar.update if bar else None,
-        )
-
-
-def _simulation_maker(
-    workload: LoadedWorkload, on_progress: Callable[[str, int, int], None] | None, *, with_groups: bool
-) -> RunMaker:
-    """Simulations of one workload."""
-
-    def make(one: Settings, tape: EventTape) -> Result:
-        return simulate_loaded(workload, one, with_groups=with_groups, observe=tape.add, on_progress=on_progress)
-
-    return make
+    return Side(" ".join((name, *(f"-s {text}" for text in request.overrides))), result, loaded.origins, tape)
 
 
 def _each(*loads: Callable[[], Loaded]) -> list[Loaded]:

@@ -17,7 +17,6 @@ from tokenaudit.cli.options import (
     QuietOption,
     SetOption,
     VerboseOption,
-    digest_cache,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -59,8 +58,13 @@ def explain(
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
         raise UsageError(Problem("--group and --step exclude each other", None, "run it twice"))
-    digest, settings = _read(subject, config, set_ or [], quarantine, isolated, cache)
-    streams.write_result(_told(digest, settings, group, step))
+    from tokenaudit.cli.inputs import note_config, run_request
+    from tokenaudit.replay.session import load_log
+
+    request = run_request(subject, config=config, overrides=set_, quarantine=quarantine, isolated=isolated, cache=cache)
+    loaded = load_log(request)
+    note_config(loaded.settings, request)
+    streams.write_result(_told(loaded.digest, loaded.settings.config, group, step))
 
 
 def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
@@ -73,31 +77,6 @@ def _told(digest: Digest, config: Config, group: str | None, step: int | None) -
         return render_biography(biography(digest, config, task, group_id), unicode=streams.is_unicode())
     assert step is not None
     return render_step(step_story(digest, config, step))
-
-
-def _read(
-    paths: list[Path],
-    config_path: Path | None,
-    overrides: list[str],
-    quarantine: bool,
-    isolated: bool,
-    cache: Path | None,
-) -> tuple[Digest, Config]:
-    from tokenaudit.cli.inputs import note_config
-    from tokenaudit.replay.session import load_log
-
-    with streams.progress() as bar:
-        loaded = load_log(
-            paths,
-            config_path=config_path,
-            overrides=overrides,
-            quarantine=quarantine,
-            isolated=isolated,
-            cache=digest_cache(cache),
-            on_progress=bar.update if bar else None,
-        )
-    note_config(loaded.settings, config_path)
-    return loaded.digest, loaded.settings.config
 
 
 def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:

@@ -22,15 +22,14 @@ from tokenaudit.cli.options import (
     TimelineOption,
     TokenTimeOption,
     VerboseOption,
-    digest_cache,
     output_option,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.config.loading import Settings
     from tokenaudit.gate.report import GateReport, LocatedRule
+    from tokenaudit.replay.request import RunRequest
     from tokenaudit.replay.result import Result
 
 
@@ -109,9 +108,9 @@ def gate(
     all together. Without any, no metric may be worse than in the baseline.
     """
     del quiet, verbose
+    from tokenaudit.cli.inputs import run_request, show_notices
     from tokenaudit.cli.job_summary import append_summary, summary_file
     from tokenaudit.cli.output import check_outputs
-    from tokenaudit.cli.run_options import RunOptions
     from tokenaudit.contracts.files import write_files
     from tokenaudit.gate.judge import baseline_fault
     from tokenaudit.gate.rule_sources import collect_rules
@@ -126,20 +125,22 @@ def gate(
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
     summary_path = summary_file() if summary else None
-    options = RunOptions(
+    request = run_request(
+        log,
+        config=config,
+        overrides=set_,
         timeline=timeline,
         quarantine=quarantine,
         isolated=isolated,
         simulate=simulate,
         prompt_order=prompt_order,
         token_time_us=token_time_us,
-        cache=digest_cache(cache),
+        cache=cache,
     )
-    run = _judged_run(log, config, set_ or [], options)
+    run = _judged_run(request)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
-    for notice in report.notices:
-        streams.show_warning(notice.message, notice.cost)
+    show_notices(report.notices)
     judged = log[0].as_posix()
     contents = [
         (path, _render(report, GateFormat(SUFFIXES[path.suffix.lower()]), judged).encode(errors="backslashreplace"))
@@ -168,58 +169,25 @@ class _Run(NamedTuple):
     saved: Result | None
 
 
-def _judged_run(log: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
-    from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
+def _judged_run(request: RunRequest) -> _Run:
+    from tokenaudit.cli.inputs import check_kind, is_saved_result, note_config, saved_result, stuck_problems
     from tokenaudit.replay.session import replay_log
-
-    if is_saved_result(log):
-        result = saved_result(log, {"--config": config, "--set": overrides, **options.need_log()})
-        if result.selection is not None:
-            what = f"the result holds steps {result.selection} only, so the others can't be judged"
-            raise UsageError(Problem(what, str(log[0]), "save it without --steps"))
-        return _Run(result, None, result)
-    options.check()
-    if options.simulate:
-        return _simulated_run(log, config, overrides, options)
-    with streams.progress() as bar:
-        replayed = replay_log(
-            log,
-            config_path=config,
-            overrides=overrides,
-            timeline=options.timeline,
-            quarantine=options.quarantine,
-            isolated=options.isolated,
-            cache=options.cache,
-            on_progress=bar.update if bar else None,
-        )
-    note_config(replayed.settings, config)
-    return _Run(replayed.result, replayed.settings, None)
-
-
-def _simulated_run(workload: list[Path], config: Path | None, overrides: list[str], options: RunOptions) -> _Run:
-    """Simulate what is judged; a run that can't go on has no figures to judge."""
-    from tokenaudit.cli.inputs import note_config
     from tokenaudit.simulate.session import simulate_workload
 
-    with streams.progress() as bar:
-        simulated = simulate_workload(
-            workload,
-            config_path=config,
-            overrides=overrides,
-            token_time_us=options.token_time_us,
-            prompt_order=options.prompt_order,
-            quarantine=options.quarantine,
-            isolated=options.isolated,
-            on_progress=bar.update if bar else None,
-        )
-    note_config(simulated.settings, config)
-    stuck = simulated.result.simulation.stuck if simulated.result.simulation else ()
+    if is_saved_result(request.paths):
+        result = saved_result(request)
+        if result.selection is not None:
+            what = f"the result holds steps {result.selection} only, so the others can't be judged"
+            raise UsageError(Problem(what, str(request.paths[0]), "save it without --steps"))
+        return _Run(result, None, result)
+    check_kind(request)
+    run = simulate_workload(request) if request.simulate else replay_log(request)
+    note_config(run.settings, request)
+    stuck = run.result.simulation.stuck if run.result.simulation else ()
     if stuck:
-        raise UsageError(
-            Problem(f"the run can't go on: {task.message}", f"task {task.task}, step {task.train_step}", task.hint)
-            for task in stuck
-        )
-    return _Run(simulated.result, simulated.settings, None)
+        # a run that can't go on has no figures to judge
+        raise UsageError(stuck_problems(stuck))
+    return _Run(run.result, run.settings, None)
 
 
 def _report(

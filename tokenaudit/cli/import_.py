@@ -139,17 +139,17 @@ def _checked_output(output: Path | None, files: list[Path], force: bool) -> Path
 def _imported(importer: Importer, files: list[Path], context: Context, output: Path) -> Imports:
     from tokenaudit.importers.write import import_log
 
-    with streams.progress() as bar:
-        if bar is not None:
-            total, done = sum(path.stat().st_size for path in files), 0
+    on_progress = streams.on_progress()
+    if on_progress is not None:
+        total, done = sum(path.stat().st_size for path in files), 0
 
-            def advance(size: int) -> None:
-                nonlocal done
-                done += size
-                bar.update(f"importing {importer.name}", done, total)
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            on_progress(f"importing {importer.name}", done, total)
 
-            context.advance = advance
-        return import_log(importer, files, context, output)
+        context.advance = advance
+    return import_log(importer, files, context, output)
 
 
 def _try(importer: Importer, files: list[Path], context: Context) -> None:

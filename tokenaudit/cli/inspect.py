@@ -12,7 +12,6 @@ from tokenaudit.cli.options import (
     OverviewFormatOption,
     QuietOption,
     VerboseOption,
-    digest_cache,
 )
 
 
@@ -25,19 +24,14 @@ def inspect(
 ) -> None:
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
+    from tokenaudit.cli.inputs import run_request
     from tokenaudit.log.files import open_log
     from tokenaudit.log.overview import overview, overview_data
-    from tokenaudit.log.reading import read_digest
     from tokenaudit.render.overview import render_overview
+    from tokenaudit.replay.session import read_for
 
     opened = open_log(log)
-    with streams.progress() as bar:
-        label = f"reading {opened.name}"
-        on_progress = (lambda done: bar.update(label, done, opened.rows)) if bar else None
-        kept = digest_cache(cache)
-        read = read_digest if kept is None else kept.read_digest
-        digest = read(opened, quarantine=True, allow_missing_versions=True, on_progress=on_progress)
-    view = overview(opened, digest)
+    view = overview(opened, read_for(opened, run_request(log, quarantine=True, cache=cache)))
     if format_ is OverviewFormat.JSON:
         streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +18,8 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
-    digest_cache,
     step_range,
 )
-from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def mask(
@@ -62,8 +59,10 @@ def mask(
     """
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
-    _check_output(output, log if config is None else [*log, config])
-    from tokenaudit.cli.inputs import note_config
+    from tokenaudit.cli.inputs import note_config, parquet_output, run_request, show_notices
+    from tokenaudit.cli.output import check_outputs
+
+    check_outputs([parquet_output(output, "masks")], log if config is None else [*log, config])
     from tokenaudit.masks.devices import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log
@@ -71,33 +70,21 @@ def mask(
     backend = choose_backend(device)
     if device == "auto":
         streams.note(f"note: masks are computed by {backend.description}")
-    with streams.progress() as bar:
-        masked = mask_log(
-            log,
-            output,
-            backend,
-            config_path=config,
-            overrides=set_ or [],
-            timeline=timeline,
-            selection=Selection(selected, frozenset(task) if task else None, include_untaken),
-            quarantine=quarantine,
-            isolated=isolated,
-            cache=digest_cache(cache),
-            on_progress=bar.update if bar else None,
-        )
-    note_config(masked.settings, config)
-    for notice in masked.notices:
-        streams.show_warning(notice.message, notice.cost)
+    request = run_request(
+        log,
+        config=config,
+        overrides=set_,
+        timeline=timeline,
+        quarantine=quarantine,
+        isolated=isolated,
+        cache=cache,
+    )
+    selection = Selection(selected, frozenset(task) if task else None, include_untaken)
+    masked = mask_log(request, output, backend, selection=selection)
+    note_config(masked.settings, request)
+    show_notices(masked.notices)
     totals = masked.totals
     streams.write_result(
         f"{totals.responses} responses: {totals.trained_tokens} tokens trained, "
         f"{totals.masked_stale_tokens} masked as stale, {totals.masked_semantic_tokens} not in the loss\n"
     )
-
-
-def _check_output(output: Path, inputs: list[Path]) -> None:
-    from tokenaudit.cli.output import check_outputs
-
-    if output.suffix.lower() != ".parquet":
-        raise UsageError(Problem("masks are written as Parquet", str(output), "name a file that ends in .parquet"))
-    check_outputs([output], inputs)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.replay.request import PromptOrder, TimelineKind
-
-if TYPE_CHECKING:
-    from tokenaudit.log.cache import DigestCache
 
 
 class Format(StrEnum):
@@ -135,12 +132,3 @@ def step_range(option: str, text: str | None) -> tuple[int, int] | None:
             Problem(f"{option} {text!r} is no range", None, "write A..B with A not above B, such as 10..20")
         )
     return int(match[1]), int(match[2] or match[1])
-
-
-def digest_cache(folder: Path | None) -> DigestCache | None:
-    """The cache in a folder, with its notes on standard error; None without a folder."""
-    if folder is None:
-        return None
-    from tokenaudit.log.cache import DigestCache
-
-    return DigestCache(folder, streams.note)

@@ -54,9 +54,9 @@ def record(
         Recorder(
             output, config, token_columns=token_columns, append=append, force=force, source="tokenaudit record"
         ) as recorder,
-        streams.progress() as bar,
     ):
-        on_progress = (lambda done: bar.update("recording", done, size)) if bar and size else None
+        bar = streams.on_progress()
+        on_progress = (lambda done: bar("recording", done, size)) if bar and size else None
         try:
             recorded = record_lines(stream, name, recorder, on_progress)
         except OSError as error:

@@ -22,7 +22,6 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
-    digest_cache,
     output_option,
     step_range,
 )
@@ -53,7 +52,7 @@ def replay(
     LOG may also be a result saved with -o result.json, to show it again.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import is_saved_result, note_config, saved_result
+    from tokenaudit.cli.inputs import is_saved_result, note_config, run_request, saved_result, show_notices
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.replay.result import select_steps
     from tokenaudit.replay.session import replay_log
@@ -61,33 +60,23 @@ def replay(
     selected = step_range("--steps", steps)
     outputs = output or []
     check_outputs(outputs, log if config is None else [*log, config])
+    request = run_request(
+        log,
+        config=config,
+        overrides=set_,
+        timeline=timeline,
+        quarantine=quarantine,
+        isolated=isolated,
+        with_groups=groups,
+        cache=cache,
+    )
     if is_saved_result(log):
-        replaying = {
-            "--config": config,
-            "--set": set_,
-            "--timeline": timeline,
-            "--quarantine": quarantine,
-            "--groups": groups,
-            "--isolated": isolated,
-        }
-        result = saved_result(log, replaying)
+        result = saved_result(request)
     else:
-        with streams.progress() as bar:
-            replayed = replay_log(
-                log,
-                config_path=config,
-                overrides=set_ or [],
-                timeline=timeline,
-                quarantine=quarantine,
-                isolated=isolated,
-                with_groups=groups,
-                cache=digest_cache(cache),
-                on_progress=bar.update if bar else None,
-            )
-        note_config(replayed.settings, config)
+        replayed = replay_log(request)
+        note_config(replayed.settings, request)
         result = replayed.result
-    for notice in result.warnings:
-        streams.show_warning(notice.message, notice.cost)
+    show_notices(result.warnings)
     if selected is not None:
         result = select_steps(result, *selected)
         if not result.steps:

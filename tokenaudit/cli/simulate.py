@@ -81,7 +81,7 @@ def simulate(
     Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import note_config
+    from tokenaudit.cli.inputs import note_config, run_request, show_notices, stuck_problems
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.contracts.files import replacing
     from tokenaudit.replay.result import select_steps
@@ -90,27 +90,24 @@ def simulate(
     selected = step_range("--show-steps", show_steps)
     outputs = output or []
     check_outputs(outputs, workload if config is None else [*workload, config])
+    request = run_request(
+        workload,
+        config=config,
+        overrides=set_,
+        steps=steps,
+        max_concurrency=max_concurrency,
+        token_time_us=token_time_us,
+        prompt_order=prompt_order,
+        quarantine=quarantine,
+        isolated=isolated,
+        with_groups=groups,
+    )
     event_log = _event_log(outputs)
     with replacing(event_log) if event_log else nullcontext() as event_log_file:
-        with streams.progress() as bar:
-            simulated = simulate_workload(
-                workload,
-                config_path=config,
-                overrides=set_ or [],
-                steps=steps,
-                max_concurrency=max_concurrency,
-                token_time_us=token_time_us,
-                prompt_order=prompt_order,
-                quarantine=quarantine,
-                isolated=isolated,
-                with_groups=groups,
-                event_log=event_log_file,
-                on_progress=bar.update if bar else None,
-            )
-        note_config(simulated.settings, config)
+        simulated = simulate_workload(request, event_log=event_log_file)
+        note_config(simulated.settings, request)
         result = simulated.result
-        for notice in result.warnings:
-            streams.show_warning(notice.message, notice.cost)
+        show_notices(result.warnings)
         stuck = result.simulation.stuck if result.simulation else ()
         if selected is not None:
             result = select_steps(result, *selected)
@@ -120,10 +117,7 @@ def simulate(
         # Inside of the block: the event log gets its name only where the other files got theirs.
         emit(result, format_, [path for path in outputs if path != event_log], by_task=by_task)
     if stuck:
-        streams.show_problems(
-            Problem(f"the run can't go on: {task.message}", f"task {task.task}, step {task.train_step}", task.hint)
-            for task in stuck
-        )
+        streams.show_problems(stuck_problems(stuck))
         raise typer.Exit(CANNOT_GO_ON)
 
 

@@ -7,8 +7,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -69,6 +69,7 @@ def write_data(text: str) -> None:
 
 def _write(content: bytes) -> None:
     """A reader that closed the pipe has seen enough, so the verdict stands."""
+    end_progress()
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -89,6 +90,7 @@ def _discard(stream: TextIO) -> None:
 
 def _say(text: str) -> None:
     """A line on standard error; one that can't be written must not change the exit code."""
+    end_progress()
     try:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
     except OSError:
@@ -159,7 +161,7 @@ def is_unicode() -> bool:
     return (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
 
 
-class ProgressBar:
+class _ProgressBar:
     """A bar on standard error that appears once work has taken a second."""
 
     def __init__(self) -> None:
@@ -169,7 +171,7 @@ class ProgressBar:
         self._label = ""
 
     def update(self, label: str, done: int, total: int) -> None:
-        """Tell how far the work is."""
+        """Show how far the work is."""
         if self._bar is None:
             if time.monotonic() - self._start < _PROGRESS_AFTER_SECONDS:
                 return
@@ -183,9 +185,10 @@ class ProgressBar:
         self._bar.update(self._task, completed=done)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Take the bar away; the next update brings it back."""
         if self._bar is not None:
             self._bar.stop()
+            self._bar = self._task = None
 
 
 def _new_bar() -> Progress:
@@ -201,14 +204,22 @@ def _new_bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-@contextmanager
-def progress() -> Iterator[ProgressBar | None]:
-    """A progress bar for the enclosed work; None where standard error is no terminal, or with --quiet."""
+_shown_bar: _ProgressBar | None = None
+
+
+def on_progress() -> Callable[[str, int, int], None] | None:
+    """Shows how far the work is, in a bar that whatever else is written takes away.
+
+    None where standard error is no terminal, or with --quiet.
+    """
+    global _shown_bar
     if _is_quiet or not sys.stderr.isatty():
-        yield None
-        return
-    bar = ProgressBar()
-    try:
-        yield bar
-    finally:
-        bar.stop()
+        return None
+    _shown_bar = _ProgressBar()
+    return _shown_bar.update
+
+
+def end_progress() -> None:
+    """Take the bar away, if there is one."""
+    if _shown_bar is not None:
+        _shown_bar.stop()

@@ -37,6 +37,7 @@ def workload(
 ) -> None:
     """Derive a workload from a log: one row per response with its length, token time, mask and marks."""
     del quiet, verbose
+    from tokenaudit.cli.inputs import run_request, show_notices
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import replacing
     from tokenaudit.log.files import is_workload
@@ -50,17 +51,11 @@ def workload(
     if is_workload(log):
         where = ", ".join(map(str, log))
         raise UsageError(Problem("this is a workload already", where, "give it to tokenaudit simulate"))
-    with streams.progress() as bar:
-        loaded = load_workload(
-            log,
-            token_time_us=token_time_us,
-            prompt_order=prompt_order,
-            quarantine=quarantine,
-            on_progress=bar.update if bar else None,
-        )
+    loaded = load_workload(
+        run_request(log, token_time_us=token_time_us, prompt_order=prompt_order, quarantine=quarantine)
+    )
     derived = loaded.workload
-    for notice in prompt_order_notices(derived, loaded.prompt_order):
-        streams.show_warning(notice.message, notice.cost)
+    show_notices(prompt_order_notices(derived, loaded.prompt_order))
     with replacing(output) as temporary:
         write_workload(derived, temporary, loaded.source.config_json)
     facts = {

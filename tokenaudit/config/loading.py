@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.config.faults import dotted, quoted, shown
+from tokenaudit.config.faults import dotted, shown
 from tokenaudit.config.model import Config
+from tokenaudit.config.overrides import OVERRIDE, override_data, override_source
 from tokenaudit.config.sections import dotted_items, leaves, parse_config
-from tokenaudit.config.toml_files import MOST_DOTS, display, is_there, parse_toml, read_start, read_toml
+from tokenaudit.config.toml_files import display, is_there, parse_toml, read_start, read_toml
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
 
 FILE_NAME = "tokenaudit.toml"
 """The config file that is found without being named."""
 
-DEFAULT, LOG_METADATA, OVERRIDE = "default", "log metadata", "-s"
+DEFAULT, LOG_METADATA = "default", "log metadata"
 """Origins of a value; any other origin is the name of a config file."""
 
 _PYPROJECT = "pyproject.toml"
+_GIVEN_DATA = "config"
+"""What messages call a config that is given as plain data."""
 
 
 class FoundBy(StrEnum):
@@ -62,7 +63,8 @@ class Settings:
 
 def load_settings(
     *,
-    config_path: Path | None,
+    config_path: Path | None = None,
+    config: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     log_dir: Path | None = None,
     working_dir: Path,
@@ -75,6 +77,7 @@ def load_settings(
 
     Args:
         config_path: the file named with `-c`; relative to `working_dir`.
+        config: the contents of a config as plain data, in place of a file.
         overrides: `key=value` texts: a dotted TOML key, a TOML value or a bare word. The last one wins.
         log_dir: where to look for a file beside the log; relative to `working_dir`.
         working_dir: where else to look for a file.
@@ -88,13 +91,16 @@ def load_settings(
     layers: list[_Layer] = []
     problems: list[Problem] = []
     try:
-        file = _find_file(config_path, log_dir, working_dir, isolated)
-        layers += _base_layers(file, log_config)
+        if config is not None:
+            layers.append(_Layer(_GIVEN_DATA, _GIVEN_DATA, dict(config)))
+        else:
+            file = _find_file(config_path, log_dir, working_dir, isolated)
+            layers += _base_layers(file, log_config)
     except ConfigError as error:
         problems += error.problems
     for text in overrides:
         try:
-            layers.append(_override(text))
+            layers.append(_Layer(OVERRIDE, override_source(text), override_data(text)))
         except ConfigError as error:
             problems += error.problems
     problems += [problem for layer in layers for problem in layer.problems()]
@@ -292,48 +298,3 @@ def _tool_layer(data: Mapping[str, Any], source: str) -> _Layer | None:
     if not isinstance(table, dict):
         raise ConfigError(Problem(f"tool.tokenaudit is {shown(table)}; it must be a section", source))
     return _Layer(_PYPROJECT, f"{source} [tool.tokenaudit]", table)
-
-
-def _override(text: str) -> _Layer:
-    """The layer of one `key=value`."""
-    source = f"{OVERRIDE} {text}".encode(errors="backslashreplace").decode()
-    if source != f"{OVERRIDE} {text}":
-        raise ConfigError(Problem("the option is not UTF-8 text", source))
-    # The first "=" outside of quotes; a quoted part of a key may hold one.
-    parts = re.fullmatch(r"""((?:"(?:[^"\\]|\\.)*"|'[^']*'|[^"'=])*)=(.*)""", text, re.DOTALL)
-    if parts is None:
-        raise ConfigError(Problem('there is no "="', source, "write -s KEY=VALUE"))
-    path = _key_path(parts[1].strip(), source)
-    data: Any = _override_value(parts[2].strip(), source)
-    for part in reversed(path):
-        data = {part: data}
-    return _Layer(OVERRIDE, source, data)
-
-
-def _key_path(key: str, source: str) -> list[str]:
-    """The parts of a dotted TOML key."""
-    path = []
-    try:
-        data: Any = None if key.count(".") > MOST_DOTS else tomllib.loads(f"{key} = 0")
-    except ValueError:
-        data = None
-    while isinstance(data, dict) and len(data) == 1:
-        ((part, data),) = data.items()
-        path.append(part)
-    if data != 0 or "\n" in key:
-        what = f"{quoted(key)} is not a dotted key" if key else 'there is no key before the "="'
-        raise ConfigError(Problem(what, source, "write -s policy.max_staleness=2"))
-    return path
-
-
-def _override_value(text: str, source: str) -> Any:
-    """A TOML value, or a bare word as a string."""
-    try:
-        data = tomllib.loads(f"value = {text}")
-        if data.keys() == {"value"}:
-            return data["value"]
-    except (ValueError, RecursionError):
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", text):
-            return text
-    what = f"{shown(text)} is not a TOML value" if text else 'there is no value after the "="'
-    raise ConfigError(Problem(what, source, 'values are TOML: 2, 0.5, true, "text", ["a", "b"]'))

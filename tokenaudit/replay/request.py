@@ -1,8 +1,23 @@
-"""What a run is asked to do: the choices that a command line or a notebook hands to every session."""
+"""What a run is asked to do: one value that a command line or a notebook hands to every session."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError, nearest_hint, shown
+
+if TYPE_CHECKING:
+    from tokenaudit.log.cache import DigestCache
+
+Paths = Iterable[Path | str] | Path | str
+"""Files, folders or glob patterns that make up one log."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 class TimelineKind(StrEnum):
@@ -18,6 +33,154 @@ class PromptOrder(StrEnum):
     """How the groups of each task are ordered when a workload is derived from a log."""
 
     FIRST_PUT = "first-put"
-    """As they were first put. A log always tells it, but groups that ended early move to the front."""
+    """As they were first put. Every log has this order, but groups that ended early move to the front."""
     GROUP_ID = "group-id"
     """By rising group id: the order in which groups began, where ids were counted up as prompts were drawn."""
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords of every function that runs a log, as the attributes of `RunRequest`; `config_path` is `config`."""
+
+    config: Path | str | Mapping[str, Any] | None
+    config_path: Path | str | None
+    overrides: Sequence[str] | Mapping[str, Any] | None
+    isolated: bool
+    working_dir: Path | str | None
+    quarantine: bool
+    timeline: TimelineKind | str | None
+    with_groups: bool
+    cache: DigestCache | Path | str | None
+    simulate: bool
+    steps: int | None
+    max_concurrency: int | None
+    token_time_us: int | None
+    prompt_order: PromptOrder | str | None
+    on_progress: Progress | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to run, and how.
+
+    Attributes:
+        paths: files, folders or glob patterns that make up one log, or one workload.
+        config: a config file, or its contents as plain data; None: a file that is found, else the log's own config,
+            else defaults.
+        overrides: `key=value` texts laid over the config, the last one wins.
+        isolated: look for no config file.
+        working_dir: where relative config paths begin and a config file is looked for; None: the current folder.
+        quarantine: leave out groups with structural faults instead of refusing the log.
+        timeline: where refreshes and takes of a replay come from; None: the log if it has them.
+        with_groups: keep the ids of taken and expired groups.
+        cache: where digests are kept between runs; a folder or a cache.
+        simulate: simulate the workload behind the log instead of replaying the log.
+        steps: train steps of a simulation; None: those of the config, else of the log.
+        max_concurrency: responses that a simulation generates at once, at least 1; None: any number.
+        token_time_us: time per token of every response of a workload derived from a log, microseconds; None: derived
+            from the log.
+        prompt_order: the order of the prompts of such a workload; None: that of their first puts.
+        on_progress: called as the work goes on.
+    """
+
+    paths: tuple[Path, ...] = ()
+    config: Path | Mapping[str, Any] | None = None
+    overrides: tuple[str, ...] = ()
+    isolated: bool = False
+    working_dir: Path | None = None
+    quarantine: bool = False
+    timeline: TimelineKind | None = None
+    with_groups: bool = False
+    cache: DigestCache | Path | None = None
+    simulate: bool = False
+    steps: int | None = None
+    max_concurrency: int | None = None
+    token_time_us: int | None = None
+    prompt_order: PromptOrder | None = None
+    on_progress: Progress | None = None
+
+    @staticmethod
+    def of(paths: Paths | RunRequest, options: RunOptions) -> RunRequest:
+        """The request behind the arguments of a function: a request as it is, or paths, changed by `options`.
+
+        Raises:
+            UsageError: there is no such option, or no such value of it; holds every problem found.
+            ConfigError: an override can't be written as `key=value`.
+        """
+        if isinstance(paths, RunRequest):
+            return paths.changed(options)
+        listed = [paths] if isinstance(paths, Path | str) else paths
+        return RunRequest(paths=tuple(Path(path) for path in listed)).changed(options)
+
+    def changed(self, options: RunOptions) -> RunRequest:
+        """The request with some of its options changed; errors as for `of`."""
+        problems: list[Problem] = []
+        values: dict[str, Any] = {}
+        for name, value in options.items():
+            try:
+                values |= _checked(name, value)
+            except TokenauditError as error:
+                problems += error.problems
+        if problems:
+            raise UsageError(problems)
+        return replace(self, **values) if values else self
+
+    def stage(self, label: str, total: int) -> Callable[[int], None] | None:
+        """Reports one piece of the work, by how much of it is done; None where nobody listens."""
+        on_progress = self.on_progress
+        return None if on_progress is None else lambda done: on_progress(label, done, total)
+
+
+def _checked(name: str, value: Any) -> dict[str, Any]:
+    """An option by its name in the request."""
+    if name not in _OPTIONS:
+        raise UsageError(Problem(f"there is no option {name!r}", None, nearest_hint(name, _OPTIONS, "options")))
+    problems = list(_faults(name, value))
+    if problems:
+        raise UsageError(problems)
+    match name:
+        case "config" | "config_path":
+            return {"config": Path(value) if isinstance(value, str) else value}
+        case "working_dir" | "cache":
+            return {name: Path(value) if isinstance(value, str) else value}
+        case "timeline" | "prompt_order" if value is not None:
+            return {name: _CHOICES[name](value)}
+        case "overrides":
+            if isinstance(value, Mapping):
+                from tokenaudit.config.overrides import override_texts
+
+                value = override_texts(value)
+            return {name: tuple(value or ())}
+    return {name: value}
+
+
+def _faults(name: str, value: Any) -> Iterator[Problem]:
+    """What keeps a value from being that of an option."""
+    wrong, allowed = f"{name} is {shown(value)}", ""
+    if name in _CHOICES and value is not None and value not in list(_CHOICES[name]):
+        allowed = nearest_hint(str(value), [choice.value for choice in _CHOICES[name]], "values")
+    elif name in _COUNTS and value is not None and (isinstance(value, bool) or not _is_count(value)):
+        allowed = "it is a whole number of 1 or more"
+    elif name in _SWITCHES and not isinstance(value, bool):
+        allowed = "it is True or False"
+    elif name == "overrides" and value is not None and (isinstance(value, str) or not _is_overrides(value)):
+        allowed = 'write ["policy.max_staleness=2"] or {"policy.max_staleness": 2}'
+    elif name == "config" and not isinstance(value, Path | str | Mapping | None):
+        allowed = "it is a file, or the contents of one as a dict"
+    elif name in ("config_path", "working_dir") and not isinstance(value, Path | str | None):
+        allowed = "it is a path"
+    if allowed:
+        yield Problem(wrong, None, allowed)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_overrides(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, Iterable) and all(isinstance(text, str) for text in value))
+
+
+_CHOICES: dict[str, type[StrEnum]] = {"timeline": TimelineKind, "prompt_order": PromptOrder}
+_COUNTS = ("steps", "max_concurrency", "token_time_us")
+_SWITCHES = ("isolated", "quarantine", "with_groups", "simulate")
+_OPTIONS = [*(field.name for field in fields(RunRequest) if field.name != "paths"), "config_path"]

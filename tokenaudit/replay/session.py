@@ -1,13 +1,14 @@
-"""From paths to a result: open a log, find its settings, digest it, replay it."""
+"""From a request to a result: open a log, find its settings, digest it, replay it. Read `replay_log` first."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Unpack
 
 from tokenaudit.config.loading import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
 from tokenaudit.config.sections import resolved
@@ -22,12 +23,9 @@ from tokenaudit.replay.events import RunEvent
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.notices import notices, override_notices, span_notice
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
-from tokenaudit.replay.request import TimelineKind
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
 from tokenaudit.replay.saved_result import result_from_json
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 MOST_RESULT_BYTES = 2**28
 """Size of a saved result that is still read."""
@@ -41,105 +39,96 @@ class ReplayedLog:
     settings: Settings
 
 
-class LoadedLog(NamedTuple):
-    """A log, its digest, and the settings that go with it."""
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """A log, its digest, the settings that go with it, and the request it was loaded for."""
 
     log: Log
     digest: Digest
     settings: Settings
+    request: RunRequest
+
+    def replay(self, **options: Unpack[RunOptions]) -> Result:
+        """Replay the log, which isn't read again, with other options than those it was loaded with.
+
+        Raises:
+            TokenauditError: as for `replay_log`.
+        """
+        if not options:
+            return replay_loaded(self)
+        request = self.request.changed(options)
+        settings = settings_for(self.log, request)
+        check_overridden_tasks(settings, self.digest.tasks, self.digest.name)
+        return replay_loaded(replace(self, settings=settings, request=request))
 
 
-def load_log(
-    paths: Sequence[Path],
-    *,
-    config_path: Path | None = None,
-    overrides: Sequence[str] = (),
-    quarantine: bool = False,
-    isolated: bool = False,
-    cache: DigestCache | None = None,
-    working_dir: Path | None = None,
-    on_progress: Progress | None = None,
-) -> LoadedLog:
-    """Open a log, find its settings and digest it; arguments and errors as for `replay_log`."""
-    log = open_log(paths)
-    settings = load_settings(
-        config_path=config_path,
-        overrides=overrides,
-        log_dir=log.files[0].path.parent,
-        working_dir=working_dir or Path.cwd(),
-        isolated=isolated,
-        log_config=log.config_json,
-    )
-    digest = digest_for(log, [settings], quarantine=quarantine, cache=cache, on_progress=on_progress)
-    return LoadedLog(log, digest, settings)
-
-
-def replay_log(
-    paths: Sequence[Path | str] | Path | str,
-    *,
-    config_path: Path | None = None,
-    overrides: Sequence[str] = (),
-    timeline: TimelineKind | None = None,
-    quarantine: bool = False,
-    isolated: bool = False,
-    with_groups: bool = False,
-    cache: DigestCache | None = None,
-    working_dir: Path | None = None,
-    on_progress: Progress | None = None,
-) -> ReplayedLog:
+def replay_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> ReplayedLog:
     """Replay a recorded log under a config.
 
     Args:
-        paths: files, folders or glob patterns that make up one log.
-        config_path: a config file; None: one that is found, else the log's own config, else defaults.
-        overrides: `key=value` texts laid over the config, as on the command line.
-        timeline: where refreshes and takes come from; None: the log if it has them.
-        quarantine: leave out groups with structural faults instead of refusing the log.
-        isolated: look for no config file.
-        with_groups: keep the ids of taken and expired groups.
-        cache: where digests are kept between runs.
-        working_dir: where relative config paths begin and a config file is looked for; None: the current one.
-        on_progress: told about the work as it goes on.
+        paths: files, folders or glob patterns that make up one log; or a whole request.
+        options: what else a `RunRequest` holds: `config`, `overrides`, `timeline`, `quarantine`, `isolated`,
+            `with_groups`, `cache`, `working_dir`, `on_progress`.
 
     Raises:
         TokenauditError: the log, the config or their combination can't be used; holds every problem found.
     """
-    listed = [paths] if isinstance(paths, Path | str) else paths
-    log, digest, settings = load_log(
-        [Path(path) for path in listed],
-        config_path=config_path,
-        overrides=overrides,
-        quarantine=quarantine,
-        isolated=isolated,
-        cache=cache,
-        working_dir=working_dir,
-        on_progress=on_progress,
-    )
-    result = replay_digest(log, digest, settings, timeline, with_groups=with_groups, on_progress=on_progress)
-    return ReplayedLog(result, settings)
+    loaded = load_log(paths, **options)
+    return ReplayedLog(replay_loaded(loaded), loaded.settings)
 
 
-def digest_for(
-    log: Log,
-    settings: Collection[Settings],
-    *,
-    quarantine: bool = False,
-    cache: DigestCache | None = None,
-    on_progress: Progress | None = None,
-) -> Digest:
-    """Read a log once, so that it can be replayed under every one of `settings`; see `replay_log`."""
-    # what is kept of a digest doesn't tell the rows that versions known as spans stand in
-    read = read_digest if cache is None or NEWEST in log.columns else cache.read_digest
-    digest = read(
-        log,
-        quarantine=quarantine,
-        allow_missing_versions=any(one.config.timeline.stamp_missing for one in settings),
-        on_progress=stage(on_progress, f"reading {log.name}", log.rows),
+def load_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedLog:
+    """Open a log, find its settings and read it once; arguments and errors as for `replay_log`."""
+    request = RunRequest.of(paths, options)
+    log = open_log(request.paths)
+    settings = settings_for(log, request)
+    return LoadedLog(log, digest_for(log, [settings], request), settings, request)
+
+
+def settings_for(log: Log | None, request: RunRequest) -> Settings:
+    """The settings of a run: what the request names or is found beside the log, over the log's own config.
+
+    Raises:
+        ConfigError: the config can't be used.
+    """
+    named = request.config
+    return load_settings(
+        config_path=named if isinstance(named, Path) else None,
+        config=None if isinstance(named, Path) else named,
+        overrides=request.overrides,
+        log_dir=log.files[0].path.parent if log else None,
+        working_dir=request.working_dir or Path.cwd(),
+        isolated=request.isolated,
+        log_config=log.config_json if log else None,
     )
+
+
+def digest_for(log: Log, settings: Collection[Settings], request: RunRequest) -> Digest:
+    """Read a log once, so that it can be replayed under every one of `settings`.
+
+    Raises:
+        LogError: the log holds structural faults, or none of its puts is left without them.
+        ConfigError: an override names a task that the log lacks.
+    """
+    digest = read_for(log, request, allow_missing_versions=any(one.config.timeline.stamp_missing for one in settings))
     check_left(digest)
     for one in settings:
         check_overridden_tasks(one, digest.tasks, digest.name)
     return digest
+
+
+def read_for(log: Log, request: RunRequest, *, allow_missing_versions: bool = True) -> Digest:
+    """The digest of a log, by its cache where the request names one; see `reading.read_digest`."""
+    read, cache = read_digest, request.cache
+    # a kept digest lacks the rows that versions known as spans stand in
+    if cache is not None and NEWEST not in log.columns:
+        read = (DigestCache(cache, warnings.warn) if isinstance(cache, Path) else cache).read_digest
+    return read(
+        log,
+        quarantine=request.quarantine,
+        allow_missing_versions=allow_missing_versions,
+        on_progress=request.stage(f"reading {log.name}", log.rows),
+    )
 
 
 def check_left(digest: Digest) -> None:
@@ -153,43 +142,16 @@ def check_left(digest: Digest) -> None:
         raise LogError(Problem("no put is left to replay", digest.name, hint))
 
 
-def load_result(path: Path) -> Result:
-    """Read a result saved with -o.
+def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None = None) -> Result:
+    """Replay a log that was read already; `observe` is called with every event of the run.
 
     Raises:
-        ResultError: no such file, unreadable, larger than `MOST_RESULT_BYTES`, or no result.
+        TokenauditError: the log can't be replayed under this config.
     """
-    hint = "give a file saved with -o"
-    try:
-        content = read_bounded(path, MOST_RESULT_BYTES + 1)
-        text = content.decode()
-    except OSError as error:
-        raise ResultError(
-            Problem(f"can't read the saved result: {error.strerror or error}", str(path), hint)
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ResultError(Problem("can't read the saved result: not UTF-8 text", str(path), hint)) from error
-    if len(content) > MOST_RESULT_BYTES:
-        what = f"a saved result of more than {MOST_RESULT_BYTES // 2**20} MiB"
-        raise ResultError(Problem(what, str(path), "save it without --groups"))
-    return result_from_json(text, str(path))
-
-
-def replay_digest(
-    log: Log,
-    digest: Digest,
-    settings: Settings,
-    timeline: TimelineKind | None = None,
-    *,
-    with_groups: bool = False,
-    observe: Callable[[RunEvent], None] | None = None,
-    on_progress: Progress | None = None,
-) -> Result:
-    """Replay an already digested log under a config; see `replay_log`. `observe` is told every event of the run."""
+    log, digest, settings, request = loaded.log, loaded.digest, loaded.settings, loaded.request
     config = settings.config
-    kind = timeline_of(digest, timeline)
-    progress = stage(on_progress, "replaying", len(digest.events.kind))
-    events = replay(digest, config, kind, progress)
+    kind = timeline_of(digest, request.timeline)
+    events = replay(digest, config, kind, request.stage("replaying", len(digest.events.kind)))
     newest = newest_reading(log, digest)
     with no_collections():
         ledger = count(events if observe is None else observed(events, observe), run_tasks(digest, config))
@@ -213,12 +175,35 @@ def replay_digest(
             *override_notices(config, digest.tasks, kind, settings.origins),
         ],
         coverage=coverage,
-        with_groups=with_groups,
+        with_groups=request.with_groups,
         newest=ledger_of_newest,
     )
     if newest is None:
         return result
     return replace(result, warnings=(*result.warnings, span_notice(result, uncertain_responses(digest, newest))))
+
+
+def load_result(path: Path | str) -> Result:
+    """Read a result saved with -o.
+
+    Raises:
+        ResultError: no such file, unreadable, larger than `MOST_RESULT_BYTES`, or no result.
+    """
+    path = Path(path)
+    hint = "give a file saved with -o"
+    try:
+        content = read_bounded(path, MOST_RESULT_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        raise ResultError(
+            Problem(f"can't read the saved result: {error.strerror or error}", str(path), hint)
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ResultError(Problem("can't read the saved result: not UTF-8 text", str(path), hint)) from error
+    if len(content) > MOST_RESULT_BYTES:
+        what = f"a saved result of more than {MOST_RESULT_BYTES // 2**20} MiB"
+        raise ResultError(Problem(what, str(path), "save it without --groups"))
+    return result_from_json(text, str(path))
 
 
 @contextmanager
@@ -245,14 +230,7 @@ def config_source(settings: Settings) -> str:
 
 
 def observed(events: Iterable[RunEvent], observe: Callable[[RunEvent], None]) -> Iterator[RunEvent]:
-    """The same events; `observe` is told each of them first."""
+    """The same events; `observe` is called with each of them first."""
     for event in events:
         observe(event)
         yield event
-
-
-def stage(on_progress: Progress | None, label: str, total: int) -> Callable[[int], None] | None:
-    """Progress of one piece of work, told by how much of it is done."""
-    if on_progress is None:
-        return None
-    return lambda done: on_progress(label, done, total)

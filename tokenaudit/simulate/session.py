@@ -1,23 +1,22 @@
-"""From paths to a simulated result: open a workload or a log, find its settings, simulate it."""
+"""From a request to a simulated result: open a workload or a log, find its settings, simulate it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Unpack
 
-from tokenaudit.config.loading import Settings, check_overridden_tasks, load_settings
+from tokenaudit.config.loading import Settings, check_overridden_tasks
 from tokenaudit.config.sections import Config, resolved, task_order
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.log.files import Log, is_workload, open_log, open_workload
-from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.events import RunEvent, StepClosed
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import last_step
-from tokenaudit.replay.request import PromptOrder
+from tokenaudit.replay.request import Paths, PromptOrder, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
-from tokenaudit.replay.session import Progress, config_source, no_collections, observed, stage
+from tokenaudit.replay.session import config_source, no_collections, observed, read_for, settings_for
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.event_log import EventLogWriter
 from tokenaudit.simulate.notices import simulation_notices
@@ -57,37 +56,15 @@ class SimulatedWorkload:
 
 
 def simulate_workload(
-    paths: Sequence[Path | str] | Path | str,
-    *,
-    config_path: Path | None = None,
-    overrides: Sequence[str] = (),
-    steps: int | None = None,
-    max_concurrency: int | None = None,
-    token_time_us: int | None = None,
-    prompt_order: PromptOrder | None = None,
-    quarantine: bool = False,
-    isolated: bool = False,
-    with_groups: bool = False,
-    event_log: Path | BinaryIO | None = None,
-    working_dir: Path | None = None,
-    on_progress: Progress | None = None,
+    paths: Paths | RunRequest, *, event_log: Path | BinaryIO | None = None, **options: Unpack[RunOptions]
 ) -> SimulatedWorkload:
     """Simulate a workload, or one derived from a log, under a config.
 
     Args:
-        paths: files, folders or glob patterns that make up one workload or one log.
-        config_path: a config file; None: one that is found, else the one in the metadata, else defaults.
-        overrides: `key=value` texts laid over the config, as on the command line.
-        steps: train steps to simulate; None: those of the config, else of the log.
-        max_concurrency: responses generated at once, at least 1; None: any number.
-        token_time_us: for a log: time per token of every response, microseconds; None: told from the log.
-        prompt_order: for a log: the order of its prompts; None: that of their first puts.
-        quarantine: for a log: leave out groups with structural faults instead of refusing it.
-        isolated: look for no config file.
-        with_groups: keep the ids of taken and expired groups.
+        paths: files, folders or glob patterns that make up one workload or one log; or a whole request.
         event_log: also write the event log of the simulated run to this Parquet file.
-        working_dir: where relative config paths begin and a config file is looked for; None: the current one.
-        on_progress: told about the work as it goes on.
+        options: what else a `RunRequest` holds: `config`, `overrides`, `steps`, `max_concurrency`, `isolated`,
+            `with_groups`, `working_dir`, `on_progress`; for a log also `token_time_us`, `prompt_order`, `quarantine`.
 
     Returns:
         A result of kind `tokenaudit.simulate`. A run that can't go on has what came until then, and
@@ -96,93 +73,61 @@ def simulate_workload(
     Raises:
         TokenauditError: the workload, the config or their combination can't be used; holds every problem found.
     """
-    listed = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-    loaded = load_workload(
-        listed,
-        token_time_us=token_time_us,
-        prompt_order=prompt_order,
-        quarantine=quarantine,
-        on_progress=on_progress,
-    )
-    settings = load_settings(
-        config_path=config_path,
-        overrides=overrides,
-        log_dir=loaded.source.files[0].path.parent,
-        working_dir=working_dir or Path.cwd(),
-        isolated=isolated,
-        log_config=loaded.source.config_json,
-    )
-    result = simulate_loaded(
-        loaded,
-        settings,
-        steps=steps,
-        max_concurrency=max_concurrency,
-        with_groups=with_groups,
-        event_log=event_log,
-        on_progress=on_progress,
-    )
-    return SimulatedWorkload(result, settings)
+    request = RunRequest.of(paths, options)
+    loaded = load_workload(request)
+    settings = settings_for(loaded.source, request)
+    return SimulatedWorkload(simulate_loaded(loaded, settings, request, event_log=event_log), settings)
 
 
-def load_workload(
-    paths: Sequence[Path],
-    *,
-    token_time_us: int | None = None,
-    prompt_order: PromptOrder | None = None,
-    quarantine: bool = False,
-    on_progress: Progress | None = None,
-) -> LoadedWorkload:
-    """Read a workload, or derive it from a log; see `simulate_workload`."""
-    if is_workload(paths):
-        given = {
-            "--token-time-us": token_time_us is not None,
-            "--prompt-order": prompt_order is not None,
-            "--quarantine": quarantine,
-        }
-        if any(given.values()):
-            names = ", ".join(name for name, is_given in given.items() if is_given)
-            what = f"{names} is for logs, and this is a workload"
-            raise UsageError(Problem(what, ", ".join(map(str, paths)), "leave it out, or give the log"))
-        source = open_workload(paths)
-        return LoadedWorkload(read_workload(source, stage(on_progress, f"reading {source.name}", source.rows)), source)
-    source = open_log(paths)
-    digest = read_digest(
-        source,
-        quarantine=quarantine,
-        allow_missing_versions=True,
-        on_progress=stage(on_progress, f"reading {source.name}", source.rows),
-    )
-    order = prompt_order or PromptOrder.FIRST_PUT
-    workload = workload_from_log(
-        source, digest, token_time_us, order, stage(on_progress, f"reading {source.name} again", source.rows)
-    )
+def load_workload(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedWorkload:
+    """Read a workload, or derive it from a log; arguments and errors as for `simulate_workload`."""
+    request = RunRequest.of(paths, options)
+    if is_workload(request.paths):
+        _refuse_options_of_logs(request)
+        source = open_workload(request.paths)
+        workload = read_workload(source, request.stage(f"reading {source.name}", source.rows))
+        return LoadedWorkload(workload, source)
+    source = open_log(request.paths)
+    digest = read_for(source, replace(request, cache=None))
+    order = request.prompt_order or PromptOrder.FIRST_PUT
+    on_progress = request.stage(f"reading {source.name} again", source.rows)
+    workload = workload_from_log(source, digest, request.token_time_us, order, on_progress)
     quarantined = (digest.quarantined_groups, digest.quarantined_tokens)
     return LoadedWorkload(workload, source, last_step(digest), order, quarantined)
+
+
+def _refuse_options_of_logs(request: RunRequest) -> None:
+    given = {
+        "--token-time-us": request.token_time_us is not None,
+        "--prompt-order": request.prompt_order is not None,
+        "--quarantine": request.quarantine,
+    }
+    if any(given.values()):
+        names = ", ".join(name for name, is_given in given.items() if is_given)
+        what = f"{names} is for logs, and this is a workload"
+        raise UsageError(Problem(what, ", ".join(map(str, request.paths)), "leave it out, or give the log"))
 
 
 def simulate_loaded(
     loaded: LoadedWorkload,
     settings: Settings,
+    request: RunRequest,
     *,
-    steps: int | None = None,
-    max_concurrency: int | None = None,
-    with_groups: bool = False,
     event_log: Path | BinaryIO | None = None,
     observe: Callable[[RunEvent], None] | None = None,
-    on_progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload that is in memory already, for instance under one config after the other.
 
-    See `simulate_workload` for arguments and errors; `observe` is told every event of the run that counts.
+    See `simulate_workload` for arguments and errors; `observe` is called with every event of the run that counts.
     """
-    for option, value in (("steps", steps), ("max_concurrency", max_concurrency)):
+    for option, value in (("steps", request.steps), ("max_concurrency", request.max_concurrency)):
         if value is not None and value < 1:
             raise UsageError(Problem(f"{option} is {value}", None, "it is 1 or more"))
     workload = loaded.workload
     check_overridden_tasks(settings, list(workload.tasks), workload.name)
-    run_config = _run_config(settings.config, loaded, steps)
-    events = simulate(workload, run_config, max_concurrency)
-    run = _Run(events, stage(on_progress, "simulating", run_config.timeline.steps or 0))
+    run_config = _run_config(settings.config, loaded, request.steps)
+    events = simulate(workload, run_config, request.max_concurrency)
+    run = _Run(events, request.stage("simulating", run_config.timeline.steps or 0))
     tasks = task_order(run_config, list(workload.tasks))
     with no_collections():
         if event_log is None:
@@ -204,13 +149,13 @@ def simulate_loaded(
             quarantined_tokens=loaded.quarantined[1],
             unscored_rewards=workload.unscored_rewards,
         ),
-        with_groups=with_groups,
+        with_groups=request.with_groups,
         simulation=Simulation(
             groups=workload.groups,
             responses=workload.responses,
             truncated_responses=workload.truncated_responses,
             prompt_order=loaded.prompt_order,
-            max_concurrency=max_concurrency,
+            max_concurrency=request.max_concurrency,
             stuck=run.stuck,
         ),
     )
