@@ -444,7 +444,7 @@ def test_a_file_that_may_not_be_read(work, load, faults, monkeypatch):
 
     (work / "async.toml").write_text("")
     (work / "pyproject.toml").write_text("[tool.tokenaudit]")
-    monkeypatch.setattr("tokenaudit.files.os.open", refuse)
+    monkeypatch.setattr("tokenaudit.contracts.files.os.open", refuse)
     assert faults(config="async.toml") == [
         Problem("the config file may not be read", "async.toml", "its permissions are in the way")
     ]
