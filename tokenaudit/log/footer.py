@@ -1,4 +1,4 @@
-"""The sizes that a Parquet footer tells of its column chunks, read without pyarrow.
+"""The sizes of column chunks that a Parquet footer names, read without pyarrow.
 
 pyarrow ends the whole process when the metadata of a column chunk is damaged or encrypted, so nothing may ask it for
 one. The few numbers that bound memory are read here, from the footer's Thrift compact encoding; everything else is
@@ -7,18 +7,32 @@ passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MOST_FOOTER_BYTES = 2**28
 """Size of a footer that is still read."""
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
-_INTEGERS = (4, 5, 6)
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
-_PATH, _NUM_VALUES, _UNCOMPRESSED = 3, 5, 6
+_INTEGERS, _CONTAINERS = (4, 5, 6), (_LIST, _SET, _MAP, _STRUCT)
+_LONG_LIST = 15
+"""Stands for a length that follows."""
+_MOST_NESTED = 64
+"""Structs, lists and maps inside each other; Thrift's own reader draws the same line."""
+
+_FOOTER, _ROW_GROUP, _CHUNK, _META_DATA, _NAMES, _NUM_VALUES, _UNCOMPRESSED = range(1, 8)
+_ELSEWHERE = 0
+_NUMBERS = (_NUM_VALUES, _UNCOMPRESSED)
+_FIELDS: dict[int, dict[int, int]] = {
+    _FOOTER: {4: _ROW_GROUP},
+    _ROW_GROUP: {1: _CHUNK},
+    _CHUNK: {3: _META_DATA},
+    _META_DATA: {3: _NAMES, 5: _NUM_VALUES, 6: _UNCOMPRESSED},
+}
+"""The fields on the way to the sizes, by the struct they stand in and their id there."""
+_NO_FIELDS: dict[int, int] = {}
 
 
 class ChunkSize(NamedTuple):
@@ -42,6 +56,36 @@ def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
         OSError: the file can't be read.
         ValueError: the footer is damaged or encrypted.
     """
+    groups: list[list[dict[int, Any]]] = []
+    try:
+        for field, value in _values(_footer(path)):
+            if field == _ROW_GROUP:
+                groups.append([])
+            elif field == _CHUNK:
+                groups[-1].append({})
+            elif field == _NAMES:
+                # The names that lead to a leaf; the first is the column's.
+                groups[-1][-1].setdefault(field, value)
+            else:
+                groups[-1][-1][field] = value
+        return [_sizes_by_column(chunks) for chunks in groups]
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ValueError("the footer is damaged") from error
+
+
+def _sizes_by_column(chunks: list[dict[int, Any]]) -> dict[str, ChunkSize]:
+    sizes: dict[str, ChunkSize] = {}
+    for chunk in chunks:
+        if _NAMES in chunk:
+            name = chunk[_NAMES].decode()
+            values, uncompressed = sizes.get(name, (0, 0))
+            sizes[name] = ChunkSize(
+                max(values, chunk.get(_NUM_VALUES, 0)), max(uncompressed, chunk.get(_UNCOMPRESSED, 0))
+            )
+    return sizes
+
+
+def _footer(path: Path) -> bytes:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))
@@ -52,133 +96,101 @@ def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
         if tail[4:] != _MAGIC or length + 8 > size or length > MOST_FOOTER_BYTES:
             raise ValueError("the footer is damaged")
         file.seek(size - 8 - length)
-        footer = _Compact(file.read(length))
-    groups: list[dict[str, ChunkSize]] = []
-    try:
-        footer.struct({_ROW_GROUPS: lambda: footer.each(lambda: groups.append(_row_group(footer)))})
-    except (IndexError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise ValueError("the footer is damaged") from error
-    return groups
+        return file.read(length)
 
 
-def _row_group(footer: _Compact) -> dict[str, ChunkSize]:
-    sizes: dict[str, ChunkSize] = {}
+def _values(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
+    """The integers, texts and structs (as None, before what they hold) of the fields in `_FIELDS`, in order.
 
-    def chunk() -> None:
-        path: list[str] = []
-        numbers = {_NUM_VALUES: 0, _UNCOMPRESSED: 0}
+    Everything that Thrift's compact encoding can hold is walked in one loop, so that no file sets the depth of the
+    stack. As in Thrift's own reader, a field of another type than it should have is passed over.
 
-        def meta_data() -> None:
-            footer.struct(
-                {
-                    _PATH: lambda: footer.each(lambda: path.append(footer.binary().decode())),
-                    _NUM_VALUES: lambda: numbers.update({_NUM_VALUES: footer.integer()}),
-                    _UNCOMPRESSED: lambda: numbers.update({_UNCOMPRESSED: footer.integer()}),
-                }
-            )
-
-        footer.struct({_META_DATA: meta_data})
-        if path:
-            before = sizes.get(path[0], ChunkSize(0, 0))
-            sizes[path[0]] = ChunkSize(
-                max(before.values, numbers[_NUM_VALUES]), max(before.uncompressed_bytes, numbers[_UNCOMPRESSED])
-            )
-
-    footer.struct({_COLUMNS: lambda: footer.each(chunk)})
-    return sizes
-
-
-class _Compact:
-    """A reader of Thrift's compact protocol; IndexError at the end of the data."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def struct(self, wanted: dict[int, Callable[[], None]]) -> None:
-        """Read a struct: call `wanted` for fields by id, and pass over the others."""
-        field = 0
-        while True:
-            header = self._byte()
-            if header == _STOP:
-                return
-            field = field + (header >> 4) if header >> 4 else self.integer()
-            read = wanted.get(field)
-            if read is not None:
-                read()
+    Raises:
+        IndexError: the data ends too early.
+        ValueError: the data is no struct, or nested too deeply.
+    """
+    position = field = left = 0
+    fields = _FIELDS[_FOOTER]
+    place = _FOOTER
+    element_kinds: tuple[int, ...] = ()  # of a list, set or map; none in a struct
+    outside: list[tuple[int, int, int, tuple[int, ...]]] = []
+    while True:
+        if not element_kinds and (header := data[position]) != _STOP:
+            position += 1
+            kind = header & 15
+            if header >> 4:
+                field += header >> 4
             else:
-                self._skip(header & 15)
-
-    def each(self, read: Callable[[], None]) -> None:
-        """Read a list with `read` for every element."""
-        for _ in range(self._list_header()[0]):
-            read()
-
-    def integer(self) -> int:
-        """A number with a sign."""
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
-
-    def binary(self) -> bytes:
-        """Bytes with their length in front."""
-        length = self._varint()
-        return self._take(length)
-
-    def _byte(self) -> int:
-        value = self._data[self._position]
-        self._position += 1
-        return value
-
-    def _take(self, length: int) -> bytes:
-        end = self._position + length
-        if end > len(self._data):
-            raise IndexError("beyond the end")
-        taken = self._data[self._position : end]
-        self._position = end
-        return taken
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-            if shift > 63:
-                raise OverflowError("a number of more than 64 bits")
-
-    def _list_header(self) -> tuple[int, int]:
-        header = self._byte()
-        count = header >> 4
-        return (self._varint() if count == 15 else count), header & 15
-
-    def _skip(self, kind: int, *, in_list: bool = False) -> None:
-        if kind in (_TRUE, _FALSE):
-            # As a field, a bool is in the header; as an element, it is a byte.
-            self._take(1 if in_list else 0)
-        elif kind == _BYTE:
-            self._take(1)
-        elif kind in _INTEGERS:
-            self._varint()
-        elif kind == _DOUBLE:
-            self._take(8)
-        elif kind == _BINARY:
-            self.binary()
-        elif kind in (_LIST, _SET):
-            count, element = self._list_header()
-            for _ in range(count):
-                self._skip(element, in_list=True)
-        elif kind == _MAP:
-            self._skip_map()
-        elif kind == _STRUCT:
-            self.struct({})
+                number, position = _varint(data, position)
+                field = _signed(number)
+            here = fields.get(field, _ELSEWHERE)
+        elif left:
+            kind, here = element_kinds[left % len(element_kinds)], place
+            left -= 1
+        elif outside:
+            position += not element_kinds  # the stop of a struct
+            field, left, place, element_kinds = outside.pop()
+            fields = _FIELDS.get(place, _NO_FIELDS)
+            continue
         else:
-            raise IndexError("no such type")
+            return
+        if kind in _INTEGERS:
+            number = data[position]
+            position += 1
+            if number > 127:
+                number, position = _varint(data, position - 1)
+            if here in _NUMBERS:
+                yield here, _signed(number)
+        elif kind == _BINARY:
+            length, begin = _varint(data, position)
+            position = begin + length
+            if position > len(data):
+                raise IndexError("beyond the end")
+            if here == _NAMES:
+                yield here, data[begin:position]
+        elif kind in (_TRUE, _FALSE):
+            # As a field, a bool is in the header; as an element, it is a byte.
+            position += bool(element_kinds)
+        elif kind == _BYTE:
+            position += 1
+        elif kind == _DOUBLE:
+            position += 8
+        elif kind in _CONTAINERS and len(outside) < _MOST_NESTED:
+            outside.append((field, left, place, element_kinds))
+            field, left, place, element_kinds = 0, 0, here, ()
+            if kind == _STRUCT:
+                fields = _FIELDS.get(place, _NO_FIELDS)
+                if here in (_ROW_GROUP, _CHUNK):
+                    yield here, None
+            elif kind == _MAP:
+                entries, position = _varint(data, position)
+                kinds = data[position] if entries else 0
+                position += entries > 0
+                left, element_kinds = 2 * entries, (kinds >> 4, kinds & 15)
+            else:
+                header = data[position]
+                position += 1
+                left, element_kinds = header >> 4, (header & 15,)
+                if left == _LONG_LIST:
+                    left, position = _varint(data, position)
+        else:
+            raise ValueError("the footer is damaged")
 
-    def _skip_map(self) -> None:
-        count = self._varint()
-        kinds = self._byte() if count else 0
-        for _ in range(count):
-            self._skip(kinds >> 4, in_list=True)
-            self._skip(kinds & 15, in_list=True)
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """An unsigned number of up to 64 bits, and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def _signed(number: int) -> int:
+    """The number that a zigzag code stands for."""
+    return (number >> 1) ^ -(number & 1)
