@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenaudit.log.batches
-import tokenaudit.log.files
+import tokenaudit.log.log_file
 from tokenaudit.contracts.schema import COLUMNS, RUN_FIELDS, ColumnType
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import open_log
@@ -222,7 +222,7 @@ def make_digest(rows: Sequence[Row], *, allow_missing_versions: bool = False, **
 
 def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9) -> None:
     """Read logs in batches of at most so many rows, and list elements on average."""
-    for module in (tokenaudit.log, tokenaudit.batches):
+    for module in (tokenaudit.log.log_file, tokenaudit.log.batches):
         patch.setattr(module, "MAX_BATCH_ROWS", rows)
         patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
     patch.setattr(tokenaudit.log.batches, "SMALL_PIECE_ELEMENTS", elements)

@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenaudit.contracts.errors import LogError
-from tokenaudit.log import batches, reading
-from tokenaudit.log import files as log_module
+from tokenaudit.log import batches, log_file, reading
 from tokenaudit.log.batches import map_batches, read_batches
 from tokenaudit.log.files import open_log
-from tokenaudit.log.prefetch import Ahead
+from tokenaudit.log.prefetch import Prefetch
 from tokenaudit.log.reading import read_digest
 
 
@@ -34,7 +33,7 @@ def no_threads_left(before: int) -> bool:
 
 @given(st.lists(st.lists(st.integers()), max_size=6), st.integers(1, 4), st.integers(0, 5))
 def test_parts_come_in_order(parts: list[list[int]], workers: int, limit: int):
-    with Ahead([iter(part) for part in parts], workers, lambda _: 1, limit) as items:
+    with Prefetch([iter(part) for part in parts], workers, lambda _: 1, limit) as items:
         assert list(items) == [item for part in parts for item in part]
 
 
@@ -46,7 +45,7 @@ def test_a_thread_waits_when_enough_waits_for_the_reader():
             made.append(item)
             yield item
 
-    with Ahead([items()], 1, lambda _: 10, 25) as ahead:
+    with Prefetch([items()], 1, lambda _: 10, 25) as ahead:
         assert next(iter(ahead)) == 0
         time.sleep(0.05)
         assert len(made) <= 6
@@ -60,7 +59,7 @@ def test_an_error_is_raised_in_its_place_and_ends_the_threads():
     before = threading.active_count()
     got: list[int] = []
     parts = [iter([0]), failing(), iter(range(10**9))]
-    with pytest.raises(ValueError, match="broken"), Ahead(parts, 3, lambda _: 1, 30) as items:
+    with pytest.raises(ValueError, match="broken"), Prefetch(parts, 3, lambda _: 1, 30) as items:
         got.extend(items)
     assert got == [0, 1]
     assert no_threads_left(before)
@@ -68,7 +67,7 @@ def test_an_error_is_raised_in_its_place_and_ends_the_threads():
 
 def test_a_reader_that_stops_ends_the_threads():
     before = threading.active_count()
-    with Ahead([iter(range(10**9)) for _ in range(3)], 2, lambda _: 1, 8) as ahead:
+    with Prefetch([iter(range(10**9)) for _ in range(3)], 2, lambda _: 1, 8) as ahead:
         items = iter(ahead)
         assert [next(items), next(items)] == [0, 1]
     assert no_threads_left(before)
@@ -85,7 +84,7 @@ def test_a_thread_that_is_done_begins_a_part_that_nobody_reads_yet():
         last_began.set()
         yield 2
 
-    with Ahead([slow(), iter([1]), last()], 2, lambda _: 1, 10) as items:
+    with Prefetch([slow(), iter([1]), last()], 2, lambda _: 1, 10) as items:
         assert list(items) == [0, 1, 2]
 
 
@@ -118,7 +117,7 @@ def test_every_way_to_read_gives_the_same_rows(
         part = table(rng.integers(0, 40, 200).tolist())
         pq.write_table(part, tmp_path / f"{number}.parquet", row_group_size=row_group_size)
     monkeypatch.setattr(batches, "worker_count", lambda: workers)
-    monkeypatch.setattr(log_module, "TARGET_BATCH_ELEMENTS", 150)
+    monkeypatch.setattr(log_file, "TARGET_BATCH_ELEMENTS", 150)
     log = open_log([tmp_path])
     names = ["status", "response_len", "response_model_steps", "response_mask"]
 
@@ -140,7 +139,7 @@ def test_long_responses_that_stand_together_are_cut_into_smaller_batches(
 ):
     lengths = [1] * 900 + [1000] * 100
     pq.write_table(table(lengths), tmp_path / "log.parquet")
-    monkeypatch.setattr(log_module, "TARGET_BATCH_ELEMENTS", 10_000)
+    monkeypatch.setattr(log_file, "TARGET_BATCH_ELEMENTS", 10_000)
     monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 10_000)
     monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 10_000)
     sizes = [
@@ -156,7 +155,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 100)
     monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 100)
     monkeypatch.setattr(batches, "MAX_ROW_ELEMENTS", 1000)
-    monkeypatch.setattr(batches, "MAX_UNTOLD_ELEMENTS", 3000)
+    monkeypatch.setattr(batches, "MAX_UNBOUNDED_ELEMENTS", 3000)
 
 
 def refused(path: Path, part: pa.Table) -> str:

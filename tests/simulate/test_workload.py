@@ -71,7 +71,7 @@ def test_column_types_and_batches_do_not_matter(tmp_path: Path, monkeypatch: pyt
         "reward": pa.float32(),
     }
     other = pa.schema([(field.name, types.get(field.name, field.type)) for field in SCHEMA])
-    monkeypatch.setattr("tokenaudit.log.files.MAX_BATCH_ROWS", 2)
+    monkeypatch.setattr("tokenaudit.log.log_file.MAX_BATCH_ROWS", 2)
     path = write_workload_rows(tmp_path / "other.parquet", rows, other)
     assert read(path).content_hash() == workload(rows).content_hash()
 

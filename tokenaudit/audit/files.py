@@ -14,8 +14,8 @@ from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import COLUMN_BY_NAME
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import is_accepted
-from tokenaudit.log.files import Log, LogFile, open_log
-from tokenaudit.log.paths import log_files
+from tokenaudit.log.files import Log, log_files, open_log
+from tokenaudit.log.log_file import LogFile
 
 LARGE_ROW_GROUP_BYTES = 2**30
 """Uncompressed size of a row group that is told."""

@@ -10,7 +10,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.files import write_files
-from tokenaudit.log.paths import log_files
+from tokenaudit.log.files import log_files
 from tokenaudit.render.table import TableOptions, render_table
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import FieldFault
-from tokenaudit.log.files import MAX_ROW_ELEMENTS
+from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
 
 MAX_TOKENS = MAX_ROW_ELEMENTS
 """Longest response that is read; a crafted count could ask for any amount of memory."""

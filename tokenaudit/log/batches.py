@@ -14,22 +14,21 @@ import pyarrow.parquet as pq
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools, Int64s, check_dictionary, integers, nulls, text_codes
-from tokenaudit.log.files import (
+from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.log_file import (
     COPY_AGAIN,
     LIST_COLUMNS,
     MAX_BATCH_ROWS,
     MAX_ROW_ELEMENTS,
     TARGET_BATCH_ELEMENTS,
     TEXT_COLUMNS,
-    Log,
-    LogBatch,
     LogFile,
     first_line,
 )
-from tokenaudit.log.prefetch import Ahead
+from tokenaudit.log.prefetch import Prefetch
 
-MAX_UNTOLD_ELEMENTS = 2**28
-"""List elements of a row group that doesn't tell the length of its responses: one row could hold them all."""
+MAX_UNBOUNDED_ELEMENTS = 2**28
+"""List elements of a row group that lacks the length of a response: one row could hold them all."""
 SMALL_PIECE_ELEMENTS = 2**23
 """List elements that a thread may hold at once, whatever rows they stand in."""
 MAX_WORKERS = 8
@@ -112,7 +111,7 @@ def map_batches(
     by_column = len(pieces) < workers
     parts = [map(function, _piece_batches(piece, columns, by_column=by_column)) for piece in pieces]
     rows_done = 0
-    with Ahead(parts, workers, weigh, limit) as values:
+    with Prefetch(parts, workers, weigh, limit) as values:
         for value in values:
             yield value
             rows_done += rows_of(value)
@@ -167,10 +166,12 @@ def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> It
     """Columns by name and rows of every batch; all lanes but the first are read ahead by threads of their own."""
     with ExitStack() as stack:
         first, *others = (_record_batches(piece, lane, batch_rows) for lane in lanes)
-        ahead = [stack.enter_context(Ahead([lane], 1, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others]
-        readers = [iter(first), *map(iter, ahead)]
+        prefetched = [
+            stack.enter_context(Prefetch([lane], 1, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others
+        ]
+        readers = [iter(first), *map(iter, prefetched)]
         waiting = [next(reader, None) for reader in readers]
-        # Lanes of a damaged file can end at different rows; whoever counts the rows tells.
+        # Lanes of a damaged file can end at different rows; the count of rows shows it.
         while all(batch is not None for batch in waiting):
             # pyarrow also ends a batch where a dictionary changes, so lanes needn't be cut at the same rows
             rows = min(batch.num_rows for batch in waiting if batch is not None)
@@ -201,9 +202,9 @@ def _record_batches(piece: _Piece, columns: list[str], batch_rows: int) -> Itera
 def _batch_rows(piece: _Piece, lists: list[str]) -> int:
     """Rows per batch: those of the file, or fewer where long responses stand together; many without list columns.
 
-    The footer tells the elements of a row group but not those of a row, so a small file could hold one row of
-    billions. `response_len` is read first: it tells how long the rows may be, or the row groups must be small
-    enough to be decoded whatever their rows hold.
+    The footer holds the elements of a row group but not those of a row, so a small file could hold one row of
+    billions. `response_len` is read first: it bounds the rows, or the row groups must be small enough to be decoded
+    whatever their rows hold.
     """
     if not lists:
         return MAX_BATCH_ROWS
@@ -211,16 +212,16 @@ def _batch_rows(piece: _Piece, lists: list[str]) -> int:
     elements = _most_elements(piece, lists)
     if elements <= SMALL_PIECE_ELEMENTS:
         return rows
-    lengths = _told_lengths(piece)
+    lengths = _recorded_lengths(piece)
     if lengths is None:
-        if elements > MAX_UNTOLD_ELEMENTS:
+        if elements > MAX_UNBOUNDED_ELEMENTS:
             what = f"a row group holds {elements} list elements and doesn't tell the length of every response"
-            hint = f"write response_len, or row groups of up to {MAX_UNTOLD_ELEMENTS} elements"
+            hint = f"write response_len, or row groups of up to {MAX_UNBOUNDED_ELEMENTS} elements"
             raise LogError(Problem(what, _where(piece), hint))
         return rows
-    longest, told = int(lengths.max(initial=0)), int(np.maximum(lengths, 1).sum())
-    if min(longest, elements) > MAX_ROW_ELEMENTS or elements - told > MAX_ROW_ELEMENTS:
-        what = f"lists of {elements} elements for responses of {told} tokens, the longest of {longest}"
+    longest, recorded = int(lengths.max(initial=0)), int(np.maximum(lengths, 1).sum())
+    if min(longest, elements) > MAX_ROW_ELEMENTS or elements - recorded > MAX_ROW_ELEMENTS:
+        what = f"lists of {elements} elements for responses of {recorded} tokens, the longest of {longest}"
         hint = f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response; record long ones as runs"
         raise LogError(Problem(what, _where(piece), hint))
     while rows > 1 and _largest_batch(lengths, rows) > 2 * TARGET_BATCH_ELEMENTS:
@@ -238,8 +239,8 @@ def _most_elements(piece: _Piece, lists: list[str]) -> int:
     return max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
 
 
-def _told_lengths(piece: _Piece) -> Int64s | None:
-    """`response_len` of all rows, 0 where there is no put; None unless every put tells it."""
+def _recorded_lengths(piece: _Piece) -> Int64s | None:
+    """`response_len` of all rows, 0 where there is no put; None unless every put has one."""
     columns = [name for name in ("event", "response_len") if name in piece.file.columns]
     if "response_len" not in columns:
         return None

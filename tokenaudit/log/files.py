@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,63 +19,18 @@ from tokenaudit.contracts.schema import (
     COLUMNS,
     META_CONFIG,
     META_LIMITS,
-    META_SCHEMA_VERSION,
     META_SOURCE,
-    META_TRUNCATED,
-    SCHEMA_VERSION,
     VERSION_RUNS,
     WORKLOAD_COLUMNS,
     Column,
-    ColumnType,
 )
-from tokenaudit.log.columns import is_accepted
-from tokenaudit.log.footer import ChunkSize, chunk_sizes
-from tokenaudit.log.paths import expand, log_files
-
-TARGET_BATCH_ELEMENTS = 1_500_000
-"""Elements of list columns that a batch should hold; bounds memory whatever the size of file or row group.
-
-Larger batches leave the processor's caches and take fresh memory from the system, which halves the speed.
-"""
-MAX_BATCH_ROWS = 65_536
-MAX_ROW_ELEMENTS = 2**24
-"""List elements of a row above which a log is refused: no response is that long, a crafted file is."""
-
-COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
-"""What to do about a damaged file."""
+from tokenaudit.log.log_file import LogFile, open_file
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
 
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
-_LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
-MAX_TEXT_BYTES = 2**26
-"""Bytes of one column of names in a row group above which a log is refused."""
-TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT and column.replayed)
-"""The columns of replay that hold names."""
-LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
-"""The columns of replay that hold an element per token or per run."""
 _WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
-
-
-class LogFile(NamedTuple):
-    """One Parquet file of a log.
-
-    Attributes:
-        path: where it is.
-        rows: rows in it.
-        columns: the columns of the schema that it has.
-        batch_rows: rows per batch that keep a batch within `TARGET_BATCH_ELEMENTS`.
-        metadata: its footer.
-        chunks: sizes of the column chunks of every row group, by name of the column.
-    """
-
-    path: Path
-    rows: int
-    columns: tuple[str, ...]
-    batch_rows: int
-    metadata: pq.FileMetaData
-    chunks: tuple[dict[str, ChunkSize], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +124,51 @@ def looks_like_log(path: Path) -> bool:
         return False
 
 
+def log_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that paths name, in reading order; paths that name none are passed over."""
+    return [file for path in paths for file in _expand(path)[0]]
+
+
+def _expand(path: Path) -> tuple[list[Path], Problem | None]:
+    """The files behind one path argument, or why there are none."""
+    try:
+        return _found(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        # Names too long or not encodable, loops of links, folders that may not be entered.
+        what = f"can't look there: {getattr(error, 'strerror', None) or error}"
+        return [], Problem(what, str(path), "check the path and its permissions")
+
+
+def _found(path: Path) -> tuple[list[Path], Problem | None]:
+    text = str(path)
+    if path.is_dir():
+        below = (file for file in path.rglob("*.parquet") if file.is_file())
+        hidden = (".", "_")
+        files = [file for file in below if not any(part.startswith(hidden) for part in file.relative_to(path).parts)]
+        files.sort(key=lambda file: file.relative_to(path).parts)
+        if files:
+            return files, None
+        return [], Problem("the folder holds no *.parquet file", text, "name the folder the log was written to")
+    if path.exists():
+        return [path], None
+    if glob.has_magic(text):
+        matches = sorted(Path(match) for match in glob.glob(text, recursive=True))  # noqa: PTH207 - may be absolute
+        files = [match for match in matches if match.is_file()]
+        if files:
+            return files, None
+        return [], Problem("the pattern matches no file", text, "quote it, and check it with ls")
+    parent = path.parent
+    try:
+        neighbours = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+    except OSError:
+        neighbours = []
+    close = get_close_matches(path.name, neighbours, n=1)
+    hint = f"did you mean {parent / close[0]}?" if close else "give a Parquet file, a folder or a glob pattern"
+    return [], Problem("there is no such file or folder", text, hint)
+
+
 def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
-    found = [expand(path) for path in paths]
+    found = [_expand(path) for path in paths]
     problems = [problem for _, problem in found if problem is not None]
     known = {column.name: column for column in table}
     files: list[LogFile] = []
@@ -180,7 +179,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     listed = [path for group, _ in found for path in group]
     problems.extend(named_twice(listed, "log"))
     for path in listed:
-        opened = _open_file(path, known, problems)
+        opened = open_file(path, known, problems)
         if opened is None:
             continue
         file, names, file_metadata = opened
@@ -210,68 +209,6 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     )
 
 
-def _open_file(
-    path: Path, known: Mapping[str, Column], problems: list[Problem]
-) -> tuple[LogFile, list[str], dict[str, str]] | None:
-    """Read one footer; adds to `problems` what is wrong with it."""
-    try:
-        if not path.is_file():
-            problems.append(Problem("not a regular file", str(path), "Parquet is read from files, not from pipes"))
-            return None
-        size = path.stat().st_size
-        if size == 0:
-            problems.append(Problem("empty file (0 bytes)", str(path), COPY_AGAIN))
-            return None
-        with pq.ParquetFile(path, pre_buffer=False) as parquet:
-            schema = parquet.schema_arrow
-            footer = parquet.metadata
-            metadata = _text_metadata(footer.metadata)
-            rows = footer.num_rows
-            before = len(problems)
-            problems.extend(_schema_problems(path, schema, known, metadata))
-            chunks = chunk_sizes(path)
-            if len(chunks) != footer.num_row_groups:
-                raise ValueError("the footer is damaged")
-            batch_rows = _batch_rows(path, footer, chunks, problems)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        problems.append(_unreadable(path, error))
-        return None
-    if len(problems) > before:
-        return None
-    columns = tuple(name for name in known if name in schema.names)
-    return LogFile(path, rows, columns, batch_rows, footer, tuple(chunks)), schema.names, metadata
-
-
-def _unreadable(path: Path, error: Exception) -> Problem:
-    if isinstance(error, PermissionError):
-        return Problem("no permission to read the file", str(path), "check its owner and mode")
-    if isinstance(error, UnicodeEncodeError):
-        return Problem("its name isn't UTF-8 text", str(path), "rename the file")
-    if isinstance(error, UnicodeDecodeError):
-        return Problem("its metadata isn't UTF-8 text", str(path), COPY_AGAIN)
-    try:
-        with path.open("rb") as file:
-            begins_well = file.read(4) == b"PAR1"
-    except OSError:
-        begins_well = False
-    if begins_well:
-        return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
-    if path.suffix.lower() == ".toml":
-        return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
-    return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
-    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
-    return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
-
-
 def _limits(text: str) -> list[str]:
     """The sentences in the metadata; nothing if it isn't a JSON list of texts."""
     try:
@@ -279,22 +216,6 @@ def _limits(text: str) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
-def _schema_problems(
-    path: Path, schema: pa.Schema, known: Mapping[str, Column], metadata: dict[str, str]
-) -> Iterator[Problem]:
-    version = metadata.get(META_SCHEMA_VERSION)
-    if version is not None and version.strip() != str(SCHEMA_VERSION):
-        hint = f"this release reads version {SCHEMA_VERSION}; update tokenaudit or write the log again"
-        yield Problem(f"log schema version {version!r}", str(path), hint)
-    for name, column in known.items():
-        indices = schema.get_all_field_indices(name)
-        if len(indices) > 1:
-            yield Problem(f"column {name!r} is there {len(indices)} times", str(path), "keep one of them")
-        elif indices and not is_accepted(column.type, schema.field(name).type):
-            what = f"column {name!r} has the type {schema.field(name).type}"
-            yield Problem(what, str(path), f"accepted: {column.type.value}")
 
 
 def _missing_columns(
@@ -332,22 +253,3 @@ def _misspelled(known: Mapping[str, Column], present: set[str], unknown: dict[st
         close = get_close_matches(name, absent, n=1, cutoff=0.85)
         if close:
             yield f"column {name!r} is not read; did you mean {close[0]!r}?"
-
-
-def _batch_rows(
-    path: Path, metadata: pq.FileMetaData, chunks: Sequence[dict[str, ChunkSize]], problems: list[Problem]
-) -> int:
-    """Rows per batch that keep the list columns of every row group within the target."""
-    most = 0
-    for index, sizes in zip(range(metadata.num_row_groups), chunks, strict=False):
-        rows = max(metadata.row_group(index).num_rows, 1)
-        for name, size in sizes.items():
-            if name in LIST_COLUMNS:
-                most = max(most, -(-size.values // rows))
-            elif name in TEXT_COLUMNS and size.uncompressed_bytes > MAX_TEXT_BYTES:
-                what = f"column {name!r} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text in a row group"
-                problems.append(Problem(what, str(path), "it holds names, a few characters each"))
-    if most > MAX_ROW_ELEMENTS:
-        what = f"a row group has {most} list elements per row on average"
-        problems.append(Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response"))
-    return max(1, min(MAX_BATCH_ROWS, TARGET_BATCH_ELEMENTS // max(most, 1)))

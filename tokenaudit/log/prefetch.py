@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class Prefetch(Generic[T]):
     """Runs iterables in threads; whoever iterates gets their items, one part after the other.
 
     A thread that ends a part begins the next one, whether or not anybody has come that far. It waits while the items
@@ -38,7 +38,7 @@ class Ahead(Generic[T]):
         threads = min(workers, len(parts))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> Prefetch[T]:
         for thread in self._threads:
             thread.start()
         return self

@@ -17,8 +17,9 @@ from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.batches import map_batches
 from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, lists
-from tokenaudit.log.files import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS, Log, LogBatch
+from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.given_runs import given_runs
+from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
 from tokenaudit.log.mask_runs import told_masks
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan

@@ -15,7 +15,7 @@ from tokenaudit.config.sections import Config, resolved
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import META_CONFIG, META_SCHEMA_VERSION, META_SOURCE, SCHEMA_VERSION, EventKind
 from tokenaudit.lifecycle.types import Response, Status
-from tokenaudit.log.files import MAX_ROW_ELEMENTS
+from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
 from tokenaudit.log.semantic_masks import joined
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, SampleEntry, SyncEntry, TakeEntry
 from tokenaudit.simulate.workload import Workload, mask_array
