@@ -13,8 +13,8 @@ import pytest
 
 from tests.builders import Row, put, take, write_log
 from tests.conftest import ROOT
-from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.offpolicy import numpy_sums, torch_sums
+from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.session import audit_log
 
 CONFIG = ("policy.max_staleness=9",)

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from tokenaudit.audit.files import FileFacts
 from tokenaudit.audit.life import Life
 from tokenaudit.audit.puts import PutRuns
+from tokenaudit.audit.rule import Fact
 from tokenaudit.audit.table import LogTable
+from tokenaudit.audit.takes import RecordedTake, has_recorded_takes
 from tokenaudit.audit.trained import TrainedMasks
 from tokenaudit.config.sections import Config
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.log.columns import Bools
+from tokenaudit.log.digest import KIND_CODE
+from tokenaudit.replay.request import TimelineKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class Case:
         puts: the version runs of its puts; None where replay can't read the log.
         life: the replay of that config; None where there is none.
         why_no_life: why there is none; empty where there is one.
+        takes: the responses that its take rows name.
         trained: what the trainer's masks add up to; None where none is recorded, or nothing tells the step.
     """
 
@@ -36,7 +43,39 @@ class Case:
     puts: PutRuns | None
     life: Life | None
     why_no_life: str
+    takes: list[RecordedTake]
     trained: TrainedMasks | None
+
+    @property
+    def facts(self) -> set[str]:
+        """The columns and facts that rules may need and that are there."""
+        table, config, life = self.table, self.config, self.life
+
+        def of_kind(kind: EventKind) -> Bools:
+            return table["kind"] == KIND_CODE[kind]
+
+        facts = {
+            Fact.CONFIG: config is not None,
+            Fact.READABLE: self.puts is not None,
+            Fact.REPLAY: life is not None,
+            Fact.RECORDED_TAKES: has_recorded_takes(table),
+            Fact.SYNCS: bool((of_kind(EventKind.SYNC) & table.present("model_step")).any()),
+            Fact.SAMPLES: bool(of_kind(EventKind.SAMPLE).any()),
+            Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
+            Fact.TAKES: life is not None and bool(life.steps),
+        }
+        if config is not None:
+            policies = [config.task_policy(task) for task in table.used_tasks]
+            timeline = config.timeline
+            facts |= {
+                Fact.GROUP_SIZE: any(policy.group_size is not None for policy in policies),
+                Fact.TOKEN_RULE: any(policy.max_token_staleness is not None for policy in policies),
+                Fact.RETRY: any(policy.retryable for policy in policies),
+                Fact.NO_RETRY: any(not policy.retryable for policy in policies),
+                Fact.STEPS: timeline.steps is not None and timeline.train_batch_size is not None,
+            }
+        columns = self.files.log.columns if self.files.log else ()
+        return {*columns, *(str(fact) for fact, is_there in facts.items() if is_there)}
 
     @property
     def readable(self) -> PutRuns:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.evidence import AgeEvidence
+from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.scan import SENTINEL_LOGPROB
 from tokenaudit.audit.scan_runs import unfolded
 from tokenaudit.contracts.schema import VERSION_RUNS

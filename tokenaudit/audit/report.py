@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.findings import Finding, Findings, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError
@@ -42,6 +41,44 @@ class RuleRun:
     def ran(self) -> bool:
         """Whether it looked at anything at all."""
         return self.tally is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AgeEvidence:
+    """Trainable tokens of one staleness; log-probabilities are natural, the ratio is trained over rollout.
+
+    Attributes:
+        staleness: train steps at the take, or at the put for responses that were never taken.
+        tokens: tokens with both log-probabilities.
+        mean_abs: mean of |difference of log-probabilities|.
+        p95_abs: its 95th percentile, nearest rank, to 0.001.
+        mean_ratio: mean importance ratio.
+        effective_share: effective sample size over tokens, (sum of ratios)^2 / (tokens x sum of squared ratios).
+        outside_share: share of tokens whose ratio is outside [1 - epsilon, 1 + epsilon].
+        kl: mean of ratio - 1 - log ratio, an estimate of the divergence of the rollout from the trained policy.
+    """
+
+    staleness: int
+    tokens: int
+    mean_abs: float
+    p95_abs: float
+    mean_ratio: float
+    effective_share: float
+    outside_share: float
+    kl: float
+
+    def data(self) -> dict[str, Any]:
+        """As plain data, rounded to what single precision holds."""
+        figures = {
+            "mean_abs": self.mean_abs,
+            "p95_abs": self.p95_abs,
+            "mean_ratio": self.mean_ratio,
+            "effective_share": self.effective_share,
+            "outside_share": self.outside_share,
+            "kl": self.kl,
+        }
+        rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
+        return {"staleness": self.staleness, "tokens": self.tokens} | rounded
 
 
 @dataclass(frozen=True, slots=True)

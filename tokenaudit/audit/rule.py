@@ -6,18 +6,14 @@ severities and must load nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tokenaudit.contracts.errors import Problem, UsageError, shown
-
-if TYPE_CHECKING:
-    from tokenaudit.audit.case import Case
-    from tokenaudit.audit.findings import Findings
 
 _LONGEST_ENTRY = 100
 """Characters of what names no rule that are compared with those that do."""
@@ -80,8 +76,17 @@ class AuditRule:
     needs: tuple[str, ...]
     check: Check
 
+    def missing(self, facts: Collection[str]) -> tuple[str, ...]:
+        """What it needs that isn't among the facts; alternatives are joined by " or "."""
+        return tuple(
+            need.replace("|", " or ")
+            for need in map(str, self.needs)
+            if not any(one in facts for one in need.split("|"))
+        )
 
-Check = Callable[["Case", "Findings"], None]
+
+Check = Callable[[Any, Any], None]
+"""Takes a `tokenaudit.audit.case.Case` and the rule's own `tokenaudit.audit.findings.Findings`."""
 
 REGISTERED: list[AuditRule] = []
 """The rules of all check modules that are loaded; `tokenaudit.audit.checks` loads them all and puts them in order."""

@@ -10,29 +10,28 @@ import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks import RULES
-from tokenaudit.audit.evidence import AgeEvidence
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.life import Life, follow
 from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
-from tokenaudit.audit.report import AuditReport, RuleRun
-from tokenaudit.audit.rule import AuditRule, Fact
+from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun
+from tokenaudit.audit.rule import AuditRule
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
+from tokenaudit.audit.takes import recorded_takes
 from tokenaudit.audit.trained import trained_masks
 from tokenaudit.config.loading import DEFAULT, OVERRIDE, check_overridden_tasks
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import LogError, TokenauditError
-from tokenaudit.contracts.schema import COLUMNS, EventKind
+from tokenaudit.contracts.schema import COLUMNS
 from tokenaudit.log.batch_columns import BatchColumns
-from tokenaudit.log.columns import Bools, Int64s
-from tokenaudit.log.digest import KIND_CODE, Digest
+from tokenaudit.log.columns import Int64s
+from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log
 from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.notices import recorded_sync_weights_interval
-from tokenaudit.replay.request import Paths, RunOptions, RunRequest, TimelineKind
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.session import no_collections, settings_for
 
 CLIP_EPSILON = 0.2
@@ -144,6 +143,7 @@ def _case(
         puts=puts,
         life=life,
         why_no_life=why,
+        takes=takes,
         trained=trained,
     )
 
@@ -162,56 +162,18 @@ def _trained_at(case: Case) -> Int64s:
     if case.life is not None:
         taken = case.life.taken_step
         step[case.life.puts.rows[taken >= 0]] = taken[taken >= 0]
-    for take in recorded_takes(table):
+    for take in case.takes:
         step[list(take.put_rows)] = take.train_step
     return step
-
-
-def facts_of(case: Case) -> set[str]:
-    """The columns and facts that rules may need and that are there."""
-    facts: set[str] = set(case.files.log.columns) if case.files.log else set()
-    config, life = case.config, case.life
-
-    def of_kind(kind: EventKind) -> Bools:
-        return case.table["kind"] == KIND_CODE[kind]
-
-    told = {
-        Fact.CONFIG: config is not None,
-        Fact.READABLE: case.puts is not None,
-        Fact.REPLAY: life is not None,
-        Fact.RECORDED_TAKES: has_recorded_takes(case.table),
-        Fact.SYNCS: bool((of_kind(EventKind.SYNC) & case.table.present("model_step")).any()),
-        Fact.SAMPLES: bool(of_kind(EventKind.SAMPLE).any()),
-        Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
-        Fact.TAKES: life is not None and bool(life.steps),
-    }
-    if config is not None:
-        policies = [config.task_policy(task) for task in case.table.used_tasks]
-        timeline = config.timeline
-        told |= {
-            Fact.GROUP_SIZE: any(policy.group_size is not None for policy in policies),
-            Fact.TOKEN_RULE: any(policy.max_token_staleness is not None for policy in policies),
-            Fact.RETRY: any(policy.retryable for policy in policies),
-            Fact.NO_RETRY: any(not policy.retryable for policy in policies),
-            Fact.STEPS: timeline.steps is not None and timeline.train_batch_size is not None,
-        }
-    return facts | {str(fact) for fact, is_there in told.items() if is_there}
-
-
-def missing_for(rule: AuditRule, facts: set[str]) -> tuple[str, ...]:
-    """What a rule needs and lacks; alternatives are joined by " or "."""
-    return tuple(
-        need.replace("|", " or ") for need in map(str, rule.needs) if not any(one in facts for one in need.split("|"))
-    )
 
 
 def _report(
     case: Case, rules: Sequence[AuditRule], config_source: str | None, evidence: tuple[AgeEvidence, ...]
 ) -> AuditReport:
-    facts = facts_of(case)
+    facts = case.facts
     runs: list[RuleRun] = []
     for rule in rules:
-        missing = missing_for(rule, facts)
+        missing = rule.missing(facts)
         if missing:
             runs.append(RuleRun(rule, None, missing, {}))
             continue

@@ -9,8 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenaudit.audit.evidence import AgeEvidence
-from tokenaudit.audit.report import AuditReport
+from tokenaudit.audit.report import AgeEvidence, AuditReport
 from tokenaudit.audit.rule import Severity
 from tokenaudit.render.audit_text import (
     caveat_lines,

@@ -11,6 +11,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
     lifecycle,
     losses,
     masks,
+    partial_rollouts,
     structure,
     totals,
     versions,

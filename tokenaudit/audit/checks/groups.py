@@ -13,7 +13,7 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.life import Taken
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
+from tokenaudit.audit.takes import has_recorded_takes
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import STATUS_CODE, STATUSES
@@ -147,7 +147,7 @@ def _fan_out_reward_conflict(case: Case, findings: Findings) -> None:
       "Decide on a filter for the whole group.")  # fmt: skip
 def _group_filter_split(case: Case, findings: Findings) -> None:
     table = case.table
-    taken_rows = {row for take in recorded_takes(table) for row in take.put_rows}
+    taken_rows = {row for take in case.takes for row in take.put_rows}
     is_filtered = table["status"] == _FILTERED
     for rows in _put_spans(table) if (table.is_put & is_filtered).any() else ():
         filtered = is_filtered[rows]
@@ -196,7 +196,7 @@ def _unfinished_row_trained(case: Case, findings: Findings) -> None:
     if not has_recorded_takes(table):
         _unfinished_replayed(case, findings)
         return
-    for take in recorded_takes(table):
+    for take in case.takes:
         findings.add_checked(1, "recorded takes")
         if not take.put_rows:
             task, rollout_id = int(table["task"][take.row]), int(table["rollout_id"][take.row])
@@ -244,7 +244,7 @@ def _group_members_changed(case: Case, findings: Findings) -> None:
     if len(rows) == 0:
         return
     rollout = table["rollout_id"][rows]
-    # Sums of well mixed ids tell sets apart without holding one for every group.
+    # Sums of well mixed ids differ where sets differ, without a set held for every group.
     members = np.add.reduceat(np.where(table.segment[rows] == 0, _mixed(rollout), 0), starts)
     task, group_id = table["task"][rows[starts]], table["group_id"][rows[starts]]
     order = np.lexsort((group_id, task))

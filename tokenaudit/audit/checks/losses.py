@@ -21,11 +21,11 @@ from tokenaudit.replay.ledger import Account
 STARVED_AFTER = 3
 """Times a group may expire before it counts as starved."""
 BIAS_FACTOR = 2
-"""How much longer expired groups must be than taken ones to be told."""
+"""How much longer expired groups must be than taken ones to be reported."""
 BIAS_GROUPS = 10
 """Groups of each kind that a comparison of lengths needs."""
 DISCARD_SHARE = 0.10
-"""Share of produced tokens dropped as stale that is told."""
+"""Share of produced tokens dropped as stale that is reported."""
 DISCARD_TOKENS = 1_000
 """Produced tokens below which a share says nothing."""
 DEAD_RUN = 10

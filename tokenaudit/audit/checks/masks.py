@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.audit.scan import PAD_RUN
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
@@ -22,7 +20,7 @@ _COMPLETED = STATUS_CODE[Status.COMPLETED]
 def _mask_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     lengths, tokens = table["mask_len"], table["tokens"]
-    told = table.known & (lengths >= 0)
+    checked = table.known & (lengths >= 0)
 
     def message(row: int) -> str:
         text = f"{plural(int(lengths[row]), 'mask value')} for {plural(int(tokens[row]), 'token')}"
@@ -30,8 +28,8 @@ def _mask_length_mismatch(case: Case, findings: Findings) -> None:
             text += f"; the last {tokens[row] - lengths[row]} have no verdict"
         return text
 
-    findings.add_rows(table.subject, told & (lengths != tokens), message)
-    findings.add_checked(int(told.sum()))
+    findings.add_rows(table.subject, checked & (lengths != tokens), message)
+    findings.add_checked(int(checked.sum()))
 
 
 @rule("M002", "mask-not-binary", Severity.ERROR,
@@ -44,31 +42,6 @@ def _mask_not_binary(case: Case, findings: Findings) -> None:
     odd = table.is_put & table["mask_odd"]
     findings.add_rows(table.subject, odd, lambda _: "response_mask holds something else than 0 and 1")
     findings.add_checked(int((table.is_put & (table["mask_len"] >= 0)).sum()))
-
-
-@rule("M003", "mask-retracted", Severity.WARNING,
-      "Fresh tokens that were trainable at an earlier put are masked now.",
-      "Repair masks from the first token that differs, not from the start of the answer.",
-      "response_mask|response_version_runs", "prior_len", Fact.READABLE)  # fmt: skip
-def _mask_retracted(case: Case, findings: Findings) -> None:
-    table = case.table
-    rows = np.flatnonzero((table.previous >= 0) & table.known & (table["prior_len"] > 0))
-    before = table.previous[rows]
-    kept = table["prior_len"][rows] == table["tokens"][before]
-    rows, before = rows[kept], before[kept]
-    findings.add_checked(len(rows), "puts of a response seen before")
-    trainable_now = np.where(table["mask_len"][rows] < 0, table["prior_len"][rows], table["prior_ones"][rows])
-    trainable_then = np.where(table["mask_len"][before] < 0, table["tokens"][before], table["mask_ones"][before])
-    fell = trainable_now < trainable_then
-    rows, before, now = rows[fell], before[fell], trainable_now[fell]
-    fresh = case.readable.fresh_trainable(before, table["train_step"][rows])
-    lost = np.zeros(table.rows, dtype=np.int64)
-    lost[rows] = np.maximum(fresh - now, 0)
-    put = table.put_number[np.maximum(table.previous, 0)]
-    findings.add_rows(
-        table.subject, lost > 0,
-        lambda row: f"{plural(int(lost[row]), 'fresh token')} trainable at put {put[row]} and masked now",
-    )  # fmt: skip
 
 
 def fully_masked(case: Case) -> Bools:
@@ -116,13 +89,13 @@ def _padding_trained(case: Case, findings: Findings) -> None:
 def _observation_tokens_trained(case: Case, findings: Findings) -> None:
     table = case.table
     tokens, turns = table["tokens"], table["tool_turns"]
-    told = table.known & (turns > 0) & (tokens > 0)
+    checked = table.known & (turns > 0) & (tokens > 0)
     unmasked = (table["mask_len"] < 0) | (table["mask_ones"] == tokens)
     findings.add_rows(
-        table.subject, told & unmasked,
+        table.subject, checked & unmasked,
         lambda row: f"{plural(int(turns[row]), 'tool turn')} and all {tokens[row]} tokens trainable",
     )  # fmt: skip
-    findings.add_checked(int(told.sum()))
+    findings.add_checked(int(checked.sum()))
 
 
 @rule("M007", "trained-mask-length", Severity.ERROR,
@@ -132,11 +105,11 @@ def _observation_tokens_trained(case: Case, findings: Findings) -> None:
 def _trained_mask_length(case: Case, findings: Findings) -> None:
     table = case.table
     lengths, tokens = table["trained_mask_len"], table["tokens"]
-    told = table.known & (lengths >= 0)
+    checked = table.known & (lengths >= 0)
     findings.add_rows(
-        table.subject, told & (lengths != tokens),
+        table.subject, checked & (lengths != tokens),
         lambda row: f"{plural(int(lengths[row]), 'mask value')} for {plural(int(tokens[row]), 'token')}",
     )  # fmt: skip
-    findings.add_checked(int(told.sum()))
+    findings.add_checked(int(checked.sum()))
     for subject, entries, expected in case.trained.misfits if case.trained else ():
         findings.add(subject, f"{plural(entries, 'mask value')} for {plural(expected, 'token')} at the take")

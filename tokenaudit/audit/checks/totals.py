@@ -105,50 +105,6 @@ def _denominator_mismatch(case: Case, findings: Findings) -> None:
                 findings.add(Subject(task, train_step=row.train_step), text)
 
 
-@rule("T003", "produced-token-double-count", Severity.WARNING,
-      "prior_len leaves out tokens that an earlier put already counted.",
-      "prior_len is the length that the response had when this round began.",
-      "prior_len", Fact.READABLE)  # fmt: skip
-def _produced_token_double_count(case: Case, findings: Findings) -> None:
-    """Tokens older than this put's version, at the place where the put before had the same ones."""
-    table = case.table
-    prior, tokens = table["prior_len"], table["tokens"]
-    told = (table.previous >= 0) & table.known & table.present("prior_len") & table.present("model_step")
-    counted_twice = np.zeros(table.rows, dtype=np.int64)
-    # Only tokens that the put before had, beyond those that prior_len names, can be counted twice.
-    candidates = told & (prior < tokens[np.maximum(table.previous, 0)])
-    for row in np.flatnonzero(candidates).tolist():
-        before = int(table.previous[row])
-        runs_before, runs_now = case.readable.runs(before), case.readable.runs(row)
-        shared = _shared(runs_before, runs_now)
-        # What an older version made can't have been made in this round.
-        old = 0
-        for version, length in runs_now:
-            if version >= table["model_step"][row]:
-                break
-            old += length
-        if shared == tokens[before]:
-            counted_twice[row] = max(0, min(shared, old) - int(prior[row]))
-    findings.add_rows(
-        table.subject, counted_twice > 0,
-        lambda row: f"prior_len is {prior[row]}, but {counted_twice[row]} more leading tokens were made by older "
-        f"versions at put {table.put_number[table.previous[row]]}",
-    )  # fmt: skip
-    findings.add_checked(int(told.sum()), "puts of a response seen before")
-
-
-def _shared(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> int:
-    """Leading tokens with the same versions."""
-    shared = 0
-    for (old, old_tokens), (new, new_tokens) in zip(earlier, later, strict=False):
-        if old != new:
-            break
-        shared += min(old_tokens, new_tokens)
-        if old_tokens != new_tokens:
-            break
-    return shared
-
-
 @rule("T004", "multi-update-batch", Severity.INFO,
       "Versions count several updates per step.",
       "Count train steps, or read every staleness as updates.",

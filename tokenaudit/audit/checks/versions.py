@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from tokenaudit.audit.case import Case, plural
@@ -111,7 +109,7 @@ def suspect_unit(table: LogTable) -> int | None:
 
 
 def syncs(table: LogTable) -> Bools:
-    """Sync rows that tell their step and version."""
+    """Sync rows that have a step and a version."""
     return (table["kind"] == _SYNC) & table.present("model_step") & table.present("train_step")
 
 
@@ -226,14 +224,14 @@ def _of_split_rollout(table: LogTable) -> Bools:
 def _version_not_synced(case: Case, findings: Findings) -> None:
     table = case.table
     newest, synced = _newest(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
-    # What the engine held before the first sync in the log isn't told.
+    # What the engine held before the first sync in the log isn't known.
     reached = np.maximum.accumulate(synced) if table.rows else synced
-    told = table.is_put & (newest != ABSENT) & (reached != ABSENT)
+    checked = table.is_put & (newest != ABSENT) & (reached != ABSENT)
     findings.add_rows(
-        table.subject, told & (newest > reached),
+        table.subject, checked & (newest > reached),
         lambda row: f"version {newest[row]}, while the newest that a sync brought before is {reached[row]}",
     )  # fmt: skip
-    findings.add_checked(int(told.sum()))
+    findings.add_checked(int(checked.sum()))
 
 
 _RUN_MESSAGES = {
@@ -267,72 +265,20 @@ def _version_runs_damaged(case: Case, findings: Findings) -> None:
 def _version_stamped_late(case: Case, findings: Findings) -> None:
     table = case.table
     start, stamp = table["start_model_step"], table["model_step"]
-    told = table.known & table.present("start_model_step") & (table["tokens"] > 0)
+    checked = table.known & table.present("start_model_step") & (table["tokens"] > 0)
     recorded = np.maximum(table["versions_len"], 0)
     prior = np.where(table.present("prior_len"), table["prior_len"], 0)
     # All tokens of a first round, or those that model_step stamps.
     all_new = (prior == 0) & (recorded == table["tokens"])
     oldest_new = np.where(all_new, table["oldest"], np.where(table.present("model_step"), stamp, ABSENT))
     new_tokens = table["tokens"] - np.where(all_new, 0, np.maximum(recorded, prior))
-    late = told & (oldest_new > start) & (new_tokens > 0)
+    late = checked & (oldest_new > start) & (new_tokens > 0)
     findings.add_rows(
         table.subject, late,
         lambda row: f"{plural(int(new_tokens[row]), 'token')} carry version {oldest_new[row]}, but the round began "
         f"under {start[row]}",
     )  # fmt: skip
-    findings.add_checked(int(told.sum()))
-
-
-@rule("V009", "version-restamped", Severity.ERROR,
-      "Tokens kept from an earlier put changed their version.",
-      "Stamp only the new tokens of a put.",
-      "prior_len|response_ids", Fact.READABLE)  # fmt: skip
-def _version_restamped(case: Case, findings: Findings) -> None:
-    """Runs of a response's earlier put against the same tokens of this one, as far as prior_len says they are kept."""
-    table = case.table
-    for row, before, first, tokens, old, new in _changed_runs(case):
-        put = table.put_number[before]
-        message = f"version {old} at put {put}, {new} now, though the tokens are the same"
-        findings.add(table.subject(row, first_token=first, tokens=tokens), message)
-    findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
-
-
-def _changed_runs(case: Case) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(row, row before, first token, tokens, version before, version now) of kept tokens whose version changed."""
-    table, puts = case.table, case.readable
-    prior, tokens = puts.kept(), table["tokens"]
-    rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0))
-    rows = rows[~puts.begins_with(rows, table.previous[rows])]
-    for row in rows.tolist():
-        before = int(table.previous[row])
-        kept = int(min(prior[row], tokens[row]))
-        if tokens[before] != kept:
-            continue
-        position = 0
-        earlier, later = puts.runs(before), puts.runs(row)
-        for old, new, length in _zipped(earlier, later, kept):
-            if old != new and old >= 0 and new >= 0:
-                yield row, before, position, length, old, new
-                break
-            position += length
-
-
-def _zipped(
-    earlier: list[tuple[int, int]], later: list[tuple[int, int]], tokens: int
-) -> Iterator[tuple[int, int, int]]:
-    """(version before, version now, tokens) of stretches where both stay the same, up to `tokens`."""
-    left, right = iter(earlier), iter(later)
-    old = new = (0, 0)
-    while tokens > 0:
-        if old[1] == 0:
-            old = next(left, (0, 0))
-        if new[1] == 0:
-            new = next(right, (0, 0))
-        length = min(old[1], new[1], tokens)
-        if length == 0:
-            return
-        yield old[0], new[0], length
-        old, new, tokens = (old[0], old[1] - length), (new[0], new[1] - length), tokens - length
+    findings.add_checked(int(checked.sum()))
 
 
 @rule("V010", "sync-interval-mismatch", Severity.ERROR,

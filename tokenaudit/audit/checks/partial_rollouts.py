@@ -1,0 +1,122 @@
+"""Checks of responses that are put again: whether what the put before had is kept and counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.rule import Fact, Severity, rule
+
+
+@rule("V009", "version-restamped", Severity.ERROR,
+      "Tokens kept from an earlier put changed their version.",
+      "Stamp only the new tokens of a put.",
+      "prior_len|response_ids", Fact.READABLE)  # fmt: skip
+def _version_restamped(case: Case, findings: Findings) -> None:
+    """Runs of a response's earlier put against the same tokens of this one, as far as prior_len says they are kept."""
+    table, puts = case.table, case.readable
+    prior, tokens = puts.kept(), table["tokens"]
+    rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0))
+    for row in rows[~puts.begins_with(rows, table.previous[rows])].tolist():
+        before = int(table.previous[row])
+        kept = int(min(prior[row], tokens[row]))
+        if tokens[before] != kept:
+            continue
+        position = 0
+        for old, new, length in _zipped(puts.runs(before), puts.runs(row), kept):
+            if old != new and old >= 0 and new >= 0:
+                text = f"version {old} at put {table.put_number[before]}, {new} now, though the tokens are the same"
+                findings.add(table.subject(row, first_token=position, tokens=length), text)
+                break
+            position += length
+    findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
+
+
+def _zipped(
+    earlier: list[tuple[int, int]], later: list[tuple[int, int]], tokens: int
+) -> Iterator[tuple[int, int, int]]:
+    """(version before, version now, tokens) of stretches where both stay the same, up to `tokens`."""
+    left, right = iter(earlier), iter(later)
+    old = new = (0, 0)
+    while tokens > 0:
+        if old[1] == 0:
+            old = next(left, (0, 0))
+        if new[1] == 0:
+            new = next(right, (0, 0))
+        length = min(old[1], new[1], tokens)
+        if length == 0:
+            return
+        yield old[0], new[0], length
+        old, new, tokens = (old[0], old[1] - length), (new[0], new[1] - length), tokens - length
+
+
+@rule("M003", "mask-retracted", Severity.WARNING,
+      "Fresh tokens that were trainable at an earlier put are masked now.",
+      "Repair masks from the first token that differs, not from the start of the answer.",
+      "response_mask|response_version_runs", "prior_len", Fact.READABLE)  # fmt: skip
+def _mask_retracted(case: Case, findings: Findings) -> None:
+    table = case.table
+    rows = np.flatnonzero((table.previous >= 0) & table.known & (table["prior_len"] > 0))
+    before = table.previous[rows]
+    kept = table["prior_len"][rows] == table["tokens"][before]
+    rows, before = rows[kept], before[kept]
+    findings.add_checked(len(rows), "puts of a response seen before")
+    trainable_now = np.where(table["mask_len"][rows] < 0, table["prior_len"][rows], table["prior_ones"][rows])
+    trainable_then = np.where(table["mask_len"][before] < 0, table["tokens"][before], table["mask_ones"][before])
+    fell = trainable_now < trainable_then
+    rows, before, now = rows[fell], before[fell], trainable_now[fell]
+    fresh = case.readable.fresh_trainable(before, table["train_step"][rows])
+    lost = np.zeros(table.rows, dtype=np.int64)
+    lost[rows] = np.maximum(fresh - now, 0)
+    put = table.put_number[np.maximum(table.previous, 0)]
+    findings.add_rows(
+        table.subject, lost > 0,
+        lambda row: f"{plural(int(lost[row]), 'fresh token')} trainable at put {put[row]} and masked now",
+    )  # fmt: skip
+
+
+@rule("T003", "produced-token-double-count", Severity.WARNING,
+      "prior_len leaves out tokens that an earlier put already counted.",
+      "prior_len is the length that the response had when this round began.",
+      "prior_len", Fact.READABLE)  # fmt: skip
+def _produced_token_double_count(case: Case, findings: Findings) -> None:
+    """Tokens older than this put's version, at the place where the put before had the same ones."""
+    table = case.table
+    prior, tokens = table["prior_len"], table["tokens"]
+    checked = (table.previous >= 0) & table.known & table.present("prior_len") & table.present("model_step")
+    counted_twice = np.zeros(table.rows, dtype=np.int64)
+    # Only tokens that the put before had, beyond those that prior_len names, can be counted twice.
+    candidates = checked & (prior < tokens[np.maximum(table.previous, 0)])
+    for row in np.flatnonzero(candidates).tolist():
+        before = int(table.previous[row])
+        runs_before, runs_now = case.readable.runs(before), case.readable.runs(row)
+        shared = _shared(runs_before, runs_now)
+        # What an older version made can't have been made in this round.
+        old = 0
+        for version, length in runs_now:
+            if version >= table["model_step"][row]:
+                break
+            old += length
+        if shared == tokens[before]:
+            counted_twice[row] = max(0, min(shared, old) - int(prior[row]))
+    findings.add_rows(
+        table.subject, counted_twice > 0,
+        lambda row: f"prior_len is {prior[row]}, but {counted_twice[row]} more leading tokens were made by older "
+        f"versions at put {table.put_number[table.previous[row]]}",
+    )  # fmt: skip
+    findings.add_checked(int(checked.sum()), "puts of a response seen before")
+
+
+def _shared(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> int:
+    """Leading tokens with the same versions."""
+    shared = 0
+    for (old, old_tokens), (new, new_tokens) in zip(earlier, later, strict=False):
+        if old != new:
+            break
+        shared += min(old_tokens, new_tokens)
+        if old_tokens != new_tokens:
+            break
+    return shared
