@@ -28,6 +28,7 @@ ROOMS = {
     "record": {"numpy", "pyarrow"},
     "importers": {"numpy", "pyarrow"},
     "render": {"polars", "rich"},
+    "help": set(),
     "cli": {"click", "rich", "typer"},
 }
 """The rooms in import order, and the packages from elsewhere that each may use."""

@@ -20,6 +20,7 @@ from tokenaudit.cli.compact import compact
 from tokenaudit.cli.diff import diff
 from tokenaudit.cli.explain import explain
 from tokenaudit.cli.gate import gate
+from tokenaudit.cli.help import help_
 from tokenaudit.cli.import_ import import_
 from tokenaudit.cli.inspect import inspect
 from tokenaudit.cli.lint import lint
@@ -37,7 +38,7 @@ COULD_NOT_JUDGE = 2
 app = typer.Typer(
     name="tokenaudit",
     help="Replay recorded rollout logs and see which tokens a staleness policy keeps, masks and drops.",
-    epilog="Example: tokenaudit replay sample_data/rollouts.parquet",
+    epilog="Example: tokenaudit replay sample_data/rollouts.parquet. `tokenaudit help` lists topics to read.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -60,6 +61,7 @@ app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.pa
 app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
 app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
 app.command("import", epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet")(import_)
+app.command("help", epilog="Example: tokenaudit help import slime")(help_)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,6 +1,6 @@
 """The rollout log, version 1: its columns, where they are needed and what they mean.
 
-The log reader checks files against this table and the README prints it, so that both can't drift apart.
+The log reader checks files against this table and `tokenaudit help columns` prints it, so that both can't drift apart.
 """
 
 from __future__ import annotations

@@ -1,0 +1,114 @@
+"""`tokenaudit help`: what is listed, what a pipe gets, what a terminal shows, and what is no topic."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Ran
+from tokenaudit.help.topics import TOPICS, TRAINERS, find_topic, topics, trainer_topics
+
+FOLDER = ROOT / "tokenaudit" / "help"
+
+
+def test_the_list_has_every_topic_with_one_line(run_cli: Callable[..., Ran]):
+    ran = run_cli("help")
+    assert (ran.code, ran.err) == (0, "")
+    for topic in topics():
+        assert f"  {topic.name} " in ran.out
+        assert ran.out.count(topic.line) == 1
+    assert "xtuner, areal, prime-rl, slime, verl" in ran.out
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.md")), ids=lambda path: path.stem)
+def test_a_pipe_gets_the_bytes_of_the_file(path: Path, run_cli: Callable[..., Ran]):
+    ran = run_cli("help", *path.relative_to(FOLDER).with_suffix("").parts)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.encode() == path.read_bytes()
+
+
+def test_every_file_is_a_topic_with_a_line_of_its_own():
+    stems = {path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.md")}
+    assert stems == {*map(Path, TOPICS), *(Path("import") / name for name in TRAINERS)}
+    for topic in (*topics(), *trainer_topics()):
+        assert topic.text.startswith(f"# {topic.name}: {topic.line}\n")
+        assert 10 < len(topic.line) < 90, topic.line
+
+
+def test_every_import_format_and_every_command_has_a_topic(run_cli: Callable[..., Ran]):
+    formats = [line.split(":")[0] for line in run_cli("import", "--list").out.splitlines() if line[0] != " "]
+    assert len(formats) > 10
+    for name in (*formats, "miles"):
+        topic = find_topic(["import", name])
+        assert topic.name.startswith("import ")
+        assert f"`{name}`" in topic.text or topic.name == f"import {name}" or f"--from {name}" in topic.text
+    for name in ("replay", "inspect", "lint", "mask", "compact", "workload", "diff", "gate", "record", "audit"):
+        assert f"tokenaudit {name} " in find_topic([name]).text
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["metric"], "did you mean 'metrics'?"),
+        (["import", "slim"], "did you mean 'slime'?"),
+        (["gate", "slime"], "topics: commands, columns"),
+        (["import", "slime", "more"], "topics: commands, columns"),
+        (["../secret"], "topics: commands, columns"),
+        ([""], "topics: commands, columns"),
+    ],
+)
+def test_what_is_no_topic_is_2_and_names_the_nearest(words: list[str], hint: str, run_cli: Callable[..., Ran]):
+    ran = run_cli("help", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: there is no help topic {' '.join(words)!r}\n  hint: {hint}")
+    assert "`tokenaudit help` lists all" in ran.err
+
+
+def on_a_terminal(*arguments: str, lines: int = 20, **environment: str) -> tuple[int, str]:
+    """Exit code and output of `tokenaudit help` on a terminal of 100 columns."""
+    owner, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 100, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if name not in ("PAGER", "LESS", "COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tokenaudit", "help", *arguments],
+        cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal,
+        env=kept | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"} | environment,
+    )  # fmt: skip
+    os.close(terminal)
+    output = b""
+    try:
+        while chunk := os.read(owner, 65536):
+            output += chunk
+    except OSError:
+        pass  # how Linux says that nobody holds the terminal any more
+    os.close(owner)
+    return process.wait(), output.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_shows_text_laid_out_and_coloured():
+    code, out = on_a_terminal("import", "trl", lines=80)
+    assert code == 0
+    assert "# import trl" not in out
+    assert "\x1b[" in out
+    plain = on_a_terminal("import", "trl", lines=80, NO_COLOR="1")[1]
+    assert "\x1b[" not in plain
+    assert "tokenaudit import output_dir/completions" in plain
+
+
+def test_longer_text_goes_through_the_pager(tmp_path: Path):
+    pager = f"{sys.executable} -c \"import sys; print('paged', len(sys.stdin.read().splitlines()) > 20)\""
+    assert on_a_terminal("metrics", PAGER=pager) == (0, "paged True\n")
+    assert "paged" not in on_a_terminal("import", "trl", lines=80, PAGER=pager)[1]
+    for none in ("", "cat", "no-such-pager-anywhere"):
+        code, out = on_a_terminal("metrics", PAGER=none, NO_COLOR="1")
+        assert code == 0
+        assert "expired_groups" in out

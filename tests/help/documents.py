@@ -1,0 +1,265 @@
+"""The parts of the README and the help topics that are generated.
+
+`python -m tests.help.documents` rewrites them where they stand between `<!-- begin NAME -->` and `<!-- end NAME -->`; a
+test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tokenaudit.audit.checks import RULES
+from tokenaudit.audit.rule import Fact
+from tokenaudit.cli import app
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.metrics import METRICS, RATES
+from tokenaudit.contracts.schema import COLUMNS, EventKind
+from tokenaudit.help.topics import topics, trainer_topics
+from tokenaudit.render.table import TableOptions, render_table
+from tokenaudit.replay.request import PromptOrder
+from tokenaudit.replay.result import select_steps
+from tokenaudit.replay.session import replay_log
+from tokenaudit.simulate.session import simulate_workload
+
+ROOT = Path(__file__).parent.parent.parent
+README = ROOT / "README.md"
+TOPIC_FOLDER = ROOT / "tokenaudit" / "help"
+DOCUMENTS = (README, *sorted(TOPIC_FOLDER.rglob("*.md")))
+SAMPLE = ROOT / "sample_data" / "rollouts.parquet"
+CONFIGS = (ROOT / "sample_data" / "config.toml", ROOT / "sample_data" / "worse.toml")
+GATE_RULES = ("dropped_tokens <= +2%", "trained_token_rate >= -1pp", "warn: shortfall_groups{step} <= 0")
+
+
+def metric_table() -> str:
+    lines = ["| metric | unit | better | meaning |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.unit} | {metric.better} | {metric.help} |" for metric in METRICS.values()]
+    return "\n".join(lines)
+
+
+def rate_table() -> str:
+    lines = ["| rate | better | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{rate.name}` | {rate.better} | {rate.help} |" for rate in RATES.values()]
+    return "\n".join(lines)
+
+
+def column_table() -> str:
+    lines = ["| column | type | on | meaning |", "| --- | --- | --- | --- |"]
+    for column in COLUMNS:
+        events = "all" if set(column.events) == set(EventKind) else ", ".join(column.events)
+        mark = " *" if column.required else ""
+        lines.append(f"| `{column.name}`{mark} | {column.type.value} | {events} | {column.meaning} |")
+    return "\n".join(lines)
+
+
+def rule_table() -> str:
+    lines = ["| code | rule | severity | meaning | needs |", "| --- | --- | --- | --- | --- |"]
+    for rule in RULES:
+        needs = ", ".join(
+            need.replace("|", " or ") if need in set(Fact) else f"`{need.replace('|', '` or `')}`"
+            for need in map(str, rule.needs)
+        )
+        lines.append(f"| {rule.code} | `{rule.name}` | {rule.severity} | {rule.meaning} | {needs or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def command_table() -> str:
+    lines = ["| command | what it does |", "| --- | --- |"]
+    lines += [f"| `tokenaudit {name}` | {purpose} |" for name, purpose, _ in _commands()]
+    return "\n".join(lines)
+
+
+def command_examples() -> str:
+    lines = ["| command | what it does | example |", "| --- | --- | --- |"]
+    lines += [f"| `tokenaudit {name}` | {purpose} | `{example}` |" for name, purpose, example in _commands()]
+    return "\n".join(lines)
+
+
+def _commands() -> list[tuple[str, str, str]]:
+    """Name, first sentences and example of every command, as `--help` has them."""
+    found = []
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert command.epilog is not None
+        purpose = " ".join((command.callback.__doc__ or "").split("\n\n")[0].split())
+        name = command.name or command.callback.__name__
+        found.append((name, purpose.replace("|", "\\|"), command.epilog.removeprefix("Example: ").replace("|", "\\|")))
+    return found
+
+
+def topic_table() -> str:
+    lines = ["| topic | what it holds |", "| --- | --- |"]
+    return "\n".join(lines + [f"| `{topic.name}` | {topic.line} |" for topic in topics()])
+
+
+def trainer_table() -> str:
+    lines = ["| topic | what it imports |", "| --- | --- |"]
+    return "\n".join(lines + [f"| `{topic.name}` | {topic.line} |" for topic in trainer_topics()])
+
+
+def _output(config: str | None, steps: tuple[int, int] | None) -> str:
+    path = ROOT / config if config else None
+    result = replay_log(SAMPLE, config_path=path, isolated=True).result
+    if steps is not None:
+        result = select_steps(result, *steps)
+    return render_table(result, TableOptions(width=100))
+
+
+@cache
+def _sample_output() -> str:
+    return _output(None, None)
+
+
+def _printed(*arguments: str | Path, folder: Path = ROOT) -> str:
+    """What a command prints in a pipe."""
+    command = [sys.executable, "-m", "tokenaudit", *arguments, "-q"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
+    assert ran.returncode in (0, 1), ran.stderr
+    return ran.stdout
+
+
+@cache
+def _explain_output() -> str:
+    return _printed("explain", SAMPLE, "--group", "code/102")
+
+
+@cache
+def _diff_output() -> str:
+    return _printed("diff", *CONFIGS, "--log", SAMPLE)
+
+
+@cache
+def _gate_output() -> str:
+    good, worse = CONFIGS
+    with TemporaryDirectory() as folder:
+        baseline = Path(folder) / "baseline.json"
+        _printed("gate", SAMPLE, "-c", good, "--write-baseline", baseline)
+        rules = (part for rule in GATE_RULES for part in ("--rule", rule))
+        return _printed("gate", SAMPLE, "-c", worse, "--baseline", baseline, *rules)
+
+
+def _simulate_output() -> str:
+    result = select_steps(simulate_workload(SAMPLE, isolated=True).result, 26, 30)
+    return render_table(result, TableOptions(width=120))
+
+
+def shown(text: str) -> str:
+    return f"```text\n{text}```"
+
+
+def excerpt(text: str, *parts: tuple[str, str]) -> str:
+    """Parts of an output, with a line of dots between them.
+
+    Each part reaches from the first line that begins with one text to the first one after it that begins with another.
+    """
+    lines, place, kept = text.splitlines(), 0, []
+    for first, last in parts:
+        begin = next(index for index in range(place, len(lines)) if lines[index].strip().startswith(first))
+        place = next(index for index in range(begin, len(lines)) if lines[index].strip().startswith(last)) + 1
+        kept.append("\n".join(lines[begin:place]))
+    return "\n...\n".join(kept) + "\n"
+
+
+COMPARED = (
+    m.PUT_GROUPS, m.PRODUCED_TOKENS, m.TAKEN_GROUPS, m.TAKEN_TOKENS, m.TRAINED_TOKENS, m.MASKED_STALE_TOKENS,
+    m.MASKED_SEMANTIC_TOKENS, m.DROPPED_TOKENS, m.RESET_TOKENS, m.EXPIRED_GROUPS, m.EXPIRED_AT_PUT,
+    m.EXPIRED_AT_REFRESH, m.EXPIRED_BY_TOKEN, m.EXPIRED_BY_SEQUENCE, m.SEQ_STALENESS_SUM, m.FAILED_SAMPLES,
+    m.FAILED_TOKENS,
+    m.FILTERED_SAMPLES, m.FILTERED_TOKENS, m.RAW_REWARDS_SUM, m.RAW_REWARDS_COUNT, m.RESTARTED_TOKENS,
+)  # fmt: skip
+
+
+def prompt_order_table() -> str:
+    """The sample's recorded steps, summed, beside simulations of it in both orders of prompts."""
+    simulated = [simulate_workload(SAMPLE, isolated=True, prompt_order=order).result.steps for order in PromptOrder]
+    runs = [replay_log(SAMPLE, isolated=True).result.steps, *simulated]
+    recorded_end = json.loads((ROOT / "tests" / "sample_expected.json").read_text())["expected"][-1]["taken_at_us"]
+    heads = ("metric", "recorded", "first-put", "off by", "group-id", "off by")
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    for metric in COMPARED:
+        values = [sum(row[metric.name] for row in rows) for rows in runs]
+        lines.append(_compared(f"`{metric.name}`", values, ",.0f"))
+    ends = [recorded_end, *(rows[-1][m.TAKEN_AT_US.name] for rows in simulated)]
+    lines.append(_compared("time of the last take, s", [end / 1e6 for end in ends], ",.0f"))
+    return "\n".join(lines)
+
+
+def _compared(name: str, values: Sequence[float], spec: str) -> str:
+    recorded = values[0]
+    cells = [f"{recorded:{spec}}"]
+    for value in values[1:]:
+        cells += [f"{value:{spec}}", f"{100 * (value - recorded) / recorded:+.2f} %" if value != recorded else "0"]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+TRIGGERS = (-1, 0, 2, 6, 12)
+
+
+def trigger_table() -> str:
+    """What simulations of the sample with several values of tail_batch_trigger_size cost."""
+    heads = (
+        "`tail_batch_trigger_size`", "fresh tokens lost", "`dropped_tokens`", "`trained_tokens`",
+        "generated per trained token", "tail-batch rounds", "simulated time",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}"]
+    for trigger in TRIGGERS:
+        overrides = [f"tasks.{task}.tail_batch_trigger_size={trigger}" for task in ("math", "code")]
+        result = simulate_workload(SAMPLE, isolated=True, overrides=overrides).result
+        totals = result.totals
+        counts = [
+            f"{totals[metric.name]:,}" for metric in (m.DISCARDED_FRESH_TOKENS, m.DROPPED_TOKENS, m.TRAINED_TOKENS)
+        ]
+        ratio = f"{totals[m.PRODUCED_TOKENS.name] / totals[m.TRAINED_TOKENS.name]:.3f}"
+        end = f"{result.steps[-1][m.TAKEN_AT_US.name] / 1e6:,.0f} s"
+        cells = [str(trigger), *counts, ratio, f"{totals[m.TAIL_BATCH_ROUNDS.name]:,}", end]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "sample-output": lambda: shown(_sample_output()),
+    "sample-excerpt": lambda: shown(excerpt(_sample_output(), ("rollouts.parquet", "3 "), ("30 ", "with"))),
+    "worse-output": lambda: shown(_output("sample_data/worse.toml", (26, 30))),
+    "explain-output": lambda: shown(_explain_output()),
+    "explain-excerpt": lambda: shown(excerpt(_explain_output(), ("step 12   expired", "bound"))),
+    "diff-output": lambda: shown(_diff_output()),
+    "diff-excerpt": lambda: shown(
+        excerpt(
+            _diff_output(), ("setting", "tasks.math.tail"), ("total", "produced_tokens"), ("trained_tokens", "dropped"),
+            ("first difference", "settings behind"),
+        )
+    ),
+    "gate-output": lambda: shown(_gate_output()),
+    "simulate-output": lambda: shown(_simulate_output()),
+    "prompt-orders": prompt_order_table,
+    "trigger-sizes": trigger_table,
+    "metrics": metric_table,
+    "rates": rate_table,
+    "columns": column_table,
+    "audit-rules": rule_table,
+    "commands": command_table,
+    "command-examples": command_examples,
+    "topics": topic_table,
+    "trainers": trainer_table,
+}  # fmt: skip
+"""How the generated parts are made, by name."""
+
+MARKED = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", flags=re.DOTALL)
+"""A generated part: its beginning, name, content and end."""
+
+
+def with_generated_parts(text: str) -> str:
+    return MARKED.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[4]}", text)
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        document.write_text(with_generated_parts(document.read_text()))

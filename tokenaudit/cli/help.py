@@ -1,0 +1,99 @@
+"""`tokenaudit help`."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from tokenaudit.cli import streams
+from tokenaudit.cli.options import QuietOption, VerboseOption
+
+_NO_SUCH_COMMAND = 127
+"""What a shell exits with."""
+
+
+def help_(
+    topic: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC", show_default=False, help="A topic, such as columns or import slime."),
+    ] = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """List the help topics, or show one.
+
+    On a terminal the text is laid out, and longer ones go through the pager that PAGER names; in a pipe it is
+    Markdown.
+    """
+    del quiet, verbose
+    from tokenaudit.help.topics import find_topic
+
+    if not topic:
+        streams.write_result(_listing())
+        return
+    text = find_topic(topic).text
+    if sys.stdout.isatty():
+        _show(_laid_out(text))
+    else:
+        streams.write_data(text)
+
+
+def _listing() -> str:
+    from tokenaudit.help.topics import TRAINERS, topics
+
+    found = topics()
+    width = max(len(topic.name) for topic in found)
+    lines = ["Topics of `tokenaudit help TOPIC` (`tokenaudit COMMAND --help` lists a command's options):", ""]
+    lines += [f"  {topic.name:{width}}  {topic.line}" for topic in found]
+    lines += ["", f"`tokenaudit help import TRAINER` shows one trainer: {', '.join(TRAINERS)}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _laid_out(markdown: str) -> str:
+    """Markdown as the terminal shows it."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    colored = streams.wants_color()
+    console = Console(
+        file=io.StringIO(),
+        width=streams.terminal_width(),
+        force_terminal=colored,
+        no_color=not colored,
+        color_system="standard" if colored else None,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(Markdown(markdown))
+    return captured.get()
+
+
+def _show(text: str) -> None:
+    """Write text to the terminal, through a pager where it is longer than the screen.
+
+    The pager is the command in PAGER, else `less`; an empty one or `cat` means none, as in git.
+    """
+    command = os.environ.get("PAGER", "less").strip()
+    fits = text.count("\n") < shutil.get_terminal_size().lines
+    if fits or command in ("", "cat") or not sys.stdin.isatty() or not _paged(text, command):
+        streams.write_result(text)
+
+
+def _paged(text: str, command: str) -> bool:
+    """Whether the pager was there; it ran if so."""
+    # what less is given as git does: -F ends where all fits, -R lets colours through, -X leaves the text on the screen
+    pager = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env={"LESS": "FRX"} | os.environ)
+    content = text.encode(sys.stdout.encoding or "utf-8", errors="backslashreplace")
+    while True:
+        try:
+            pager.communicate(content)
+        except KeyboardInterrupt:
+            content = None  # Ctrl-C is for the pager, which goes on
+        else:
+            return pager.returncode != _NO_SUCH_COMMAND
