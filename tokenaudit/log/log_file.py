@@ -122,7 +122,7 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
     if path.suffix.lower() == ".toml":
         return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
-    return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see the README for the columns")
+    return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see `tokenaudit help columns`")
 
 
 def first_line(error: Exception) -> str:
