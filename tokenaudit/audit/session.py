@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -21,23 +20,21 @@ from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import recorded_takes
 from tokenaudit.audit.trained import trained_masks
-from tokenaudit.config.loading import DEFAULT, OVERRIDE, check_overridden_tasks
+from tokenaudit.config.loading import DEFAULT, OVERRIDE, Settings, check_overridden_tasks
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
-from tokenaudit.log.batch_columns import BatchColumns
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import Digest
-from tokenaudit.log.files import Log
 from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.notices import recorded_sync_weights_interval
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.session import no_collections, settings_for
 
 CLIP_EPSILON = 0.2
-"""Half the width of the range that importance ratios should be in, unless told otherwise."""
+"""Half the width of the range that importance ratios should be in, unless another one is given."""
 
-_READ = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
+_COLUMNS = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
 
 
 def audit_log(
@@ -63,23 +60,31 @@ def audit_log(
     request = RunRequest.of(paths, options)
     files = open_for_audit(request.paths)
     settings = settings_for(files.log, request)
-    has_config = any(origin != DEFAULT for origin in settings.origins.values())
-    files, table, digest, why_unreadable = _read(files, request)
-    if files.log is not None:
-        check_overridden_tasks(settings, table.used_tasks, files.log.name)
-    has_base = any(origin not in (DEFAULT, OVERRIDE) for origin in settings.origins.values())
-    source = settings.source if has_base else OVERRIDE
+    read = _read(files, request)
+    if read.files.log is not None:
+        check_overridden_tasks(settings, read.table.used_tasks, read.files.log.name)
+    source = _config_source(settings)
+    name = ", ".join(path.name or str(path) for path in request.paths)
     with no_collections():
-        config = settings.config if has_config else None
-        case = _case(request.paths, files, table, digest, config, why_unreadable)
-        return _report(case, rules, source if has_config else None, _evidence(case, epsilon))
+        case = _replayed(read, settings.config if source else None, name)
+        runs = _run_rules(case, rules)
+        return _report(case, runs, source, _evidence(case, epsilon))
 
 
-def _read(files: FileFacts, request: RunRequest) -> tuple[FileFacts, LogTable, Digest | None, str]:
-    """The rows of the readable files, and their digest; else why replay refuses it."""
+class _Read(NamedTuple):
+    """What was read of a log: the files left, their rows, their digest; without one, why replay refuses the log."""
+
+    files: FileFacts
+    table: LogTable
+    digest: Digest | None
+    why_unreadable: str
+
+
+def _read(files: FileFacts, request: RunRequest) -> _Read:
+    """Read the files once; where one turns out to be damaged, again without it."""
     while files.log is not None:
-        log, scans = files.log, _Scans(files.log)
-        names = [name for name in _READ if name in log.columns]
+        log, scans = files.log, list[Scanned]()
+        names = [name for name in _COLUMNS if name in log.columns]
         digest, why = None, ""
         try:
             digest = read_digest(
@@ -87,55 +92,42 @@ def _read(files: FileFacts, request: RunRequest) -> tuple[FileFacts, LogTable, D
                 quarantine=True,
                 allow_missing_versions=True,
                 also=names,
-                on_batch=scans.add,
+                on_batch=lambda columns, scans=scans: scans.append(scan_batch(columns)),
                 on_progress=request.stage(f"reading {log.name}", log.rows),
             )
         except LogError as error:
-            if sum(len(part.arrays["kind"]) for part in scans.in_order()) < log.rows:
+            if sum(len(scan.arrays["kind"]) for scan in scans) < log.rows:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return files, LogTable(scans.in_order(), [file.path for file in log.files]), digest, why
-    return files, LogTable([], []), None, "no file of the log can be read"
+        return _Read(files, LogTable(scans, [file.path for file in log.files]), digest, why)
+    return _Read(files, LogTable([], []), None, "no file of the log can be read")
 
 
-class _Scans:
-    """The scans of a log's batches, which may come in any order and from several threads."""
-
-    def __init__(self, log: Log) -> None:
-        self._place = {file.path: place for place, file in enumerate(log.files)}
-        self._scanned: list[Scanned] = []
-
-    def add(self, columns: BatchColumns) -> None:
-        """Scan a batch."""
-        self._scanned.append(scan_batch(columns))
-
-    def in_order(self) -> list[Scanned]:
-        """All scans, in the order of the log."""
-        return sorted(self._scanned, key=lambda part: (self._place[part.path], part.first_row))
+def _config_source(settings: Settings) -> str | None:
+    """Where the config comes from; None where nothing says more than the defaults."""
+    origins = set(settings.origins.values()) - {DEFAULT}
+    if not origins:
+        return None
+    return OVERRIDE if origins == {OVERRIDE} else settings.source
 
 
-def _case(
-    paths: Sequence[Path],
-    files: FileFacts,
-    table: LogTable,
-    digest: Digest | None,
-    config: Config | None,
-    why_unreadable: str,
-) -> Case:
+def _replayed(read: _Read, config: Config | None, name: str) -> Case:
+    """The log beside its replay, as far as it can be replayed."""
+    files, table, digest, why = read
     puts = PutRuns(table, digest, config) if digest is not None else None
     life: Life | None = None
-    why = why_unreadable or ("" if config else "no config is known")
-    if digest is not None and puts is not None and config is not None:
+    if config is None:
+        why = why or "no config is known"
+    elif digest is not None and puts is not None:
         try:
             life = follow(digest, config, puts)
         except TokenauditError as error:
             why = error.problems[0].what
     takes = recorded_takes(table)
     has_masks = files.log is not None and "trained_mask" in files.log.columns
-    trained = trained_masks(files.readable, table, life, takes) if life is not None and has_masks else None
     return Case(
-        name=", ".join(path.name or str(path) for path in paths),
+        name=name,
         table=table,
         files=files,
         config=config,
@@ -144,11 +136,26 @@ def _case(
         life=life,
         why_no_life=why,
         takes=takes,
-        trained=trained,
+        trained=trained_masks(files.readable, table, life, takes) if life is not None and has_masks else None,
     )
 
 
+def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
+    facts = case.facts
+    runs: list[RuleRun] = []
+    for rule in rules:
+        missing = rule.missing(facts)
+        if missing:
+            runs.append(RuleRun(rule, None, missing, {}))
+            continue
+        findings = Findings(rule)
+        rule.check(case, findings)
+        runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
+    return tuple(runs)
+
+
 def _evidence(case: Case, epsilon: float) -> tuple[AgeEvidence, ...]:
+    """How off-policy each age is, where the log has log-probabilities of both sides."""
     log = case.files.log
     if log is None or not {"logprobs", "train_logprobs"} <= set(log.columns):
         return ()
@@ -168,18 +175,8 @@ def _trained_at(case: Case) -> Int64s:
 
 
 def _report(
-    case: Case, rules: Sequence[AuditRule], config_source: str | None, evidence: tuple[AgeEvidence, ...]
+    case: Case, runs: tuple[RuleRun, ...], config_source: str | None, evidence: tuple[AgeEvidence, ...]
 ) -> AuditReport:
-    facts = case.facts
-    runs: list[RuleRun] = []
-    for rule in rules:
-        missing = rule.missing(facts)
-        if missing:
-            runs.append(RuleRun(rule, None, missing, {}))
-            continue
-        findings = Findings(rule)
-        rule.check(case, findings)
-        runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
     table = case.table
     return AuditReport(
         name=case.name,
@@ -191,7 +188,7 @@ def _report(
         config_source=config_source,
         why_no_replay=case.why_no_life,
         left_out_groups=case.life.digest.quarantined_groups if case.life else 0,
-        runs=tuple(runs),
+        runs=runs,
         findings=tuple(finding for run in runs if run.tally for finding in run.tally.kept),
         evidence=evidence,
     )
