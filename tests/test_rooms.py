@@ -109,10 +109,13 @@ def loaded_by(arguments: list[str], names: tuple[str, ...], before: str = "") ->
     return ran.stdout.splitlines()[-1]
 
 
-COMMANDS = ["replay", "inspect", "lint", "record", "import", "audit", "explain"]
+COMMANDS = ["replay", "inspect", "lint", "record", "import", "audit", "explain", "help"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["help"], ["help", "metrics"], *([command, "--help"] for command in COMMANDS)],
+)
 def test_help_imports_nothing_heavy(arguments: list[str]):
     assert loaded_by(arguments, HEAVY) == "[]"
 

@@ -73,7 +73,9 @@ def test_every_generated_part_stands_in_a_document():
 def test_commands_and_snippets_run(path: Path, tmp_path: Path, run_cli: Callable[..., Ran]):
     """Python first, then commands in order, in a folder like a fresh clone."""
     shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
-    for code in blocks(path, "python"):
+    snippets = blocks(path, "python")
+    if snippets:
+        code = "".join(f"exec({snippet!r}, {{}})\n" for snippet in snippets)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env=environment)
     for command in commands(path):
