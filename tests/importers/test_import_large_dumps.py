@@ -179,7 +179,7 @@ COMMON = {"response_length": LENGTH, "group_index": b"K\x00", "index": b"K\x00"}
 def test_a_sample_that_is_named_over_and_over_ends(fields: dict[str, bytes], times: int, tmp_path: Path):
     one = item(**(COMMON | fields)) + b"q\x07"
     path = crafted(tmp_path / "a.pt", b"](" + one + b"h\x07" * times + b"e")
-    with pytest.raises(SourceError, match="tells far more than it can hold") as raised:
+    with pytest.raises(SourceError, match="names far more than it can hold") as raised:
         imported("slime", path)
     assert len(raised.value.problems) == 1
 
@@ -206,7 +206,7 @@ def test_a_tensor_larger_than_its_storage_is_no_response(tmp_path: Path):
     torch.save([[state(1, 1, [3], response_ids=short, prompt_ids=short)] * 9], tmp_path / "debug_rollout_9.pt")
     torch.save({"rollout_id": 0, "samples": [sample(0, 0, 6, ["4"]) | {"loss_mask": wide}]}, tmp_path / "a.pt")
     for name, path, message in (
-        ("nemo-rl", "nemo/b.pt", "tells far more than it can hold"),
+        ("nemo-rl", "nemo/b.pt", "names far more than it can hold"),
         ("xtuner", "debug_rollout_9.pt", "1 versions for 5000000 tokens"),
         ("slime", "a.pt", "an array of 17179869184 elements"),
     ):

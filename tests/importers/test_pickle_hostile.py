@@ -68,7 +68,7 @@ def test_keys_that_would_collide_take_no_time(tmp_path: Path):
 def test_reading_one_list_over_and_over_ends(tmp_path: Path):
     with TorchFile(archive(tmp_path / "x.pt", LATER + RUN + b".")) as file:
         numbers = file.load()
-        with pytest.raises(SourceError, match="tells far more than it can hold"):
+        with pytest.raises(SourceError, match="names far more than it can hold"):
             sum(len(numbers) for _ in range(40_000))
 
 

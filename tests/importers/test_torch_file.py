@@ -27,9 +27,9 @@ import torch
 from tests.conftest import ROOT
 from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.dumps import ARRAYS
-from tokenaudit.importers.pickles.source import StoredBytes, StoredText
+from tokenaudit.importers.pickles.source import LazyBytes, LazyText
 from tokenaudit.importers.pickles.torch_file import TorchFile
-from tokenaudit.importers.pickles.values import Limits, Numbers, Record
+from tokenaudit.importers.pickles.values import LazyList, Limits, OpaqueObject
 
 
 class Status(enum.Enum):
@@ -58,13 +58,13 @@ def load(path: Path, limits: Limits | None = None) -> Any:
 
 def plain(value: Any) -> Any:
     """Lists as lists, arrays as lists, and what stays in the file read from there."""
-    if isinstance(value, Numbers):
+    if isinstance(value, LazyList):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, StoredText):
+    if isinstance(value, LazyText):
         return value.text()
-    if isinstance(value, StoredBytes):
+    if isinstance(value, LazyBytes):
         return value.read()
     return array(value).tolist() if isinstance(value, ARRAYS) else value
 
@@ -211,15 +211,15 @@ def test_what_nobody_asks_for_refuses_no_file(protocol: int, tmp_path: Path):
     loaded = load(tmp_path / "x.pt")
     assert (loaded["none"], plain(loaded["default"]), plain(loaded["ids"])) == (b"", {"a": [1]}, [1, 2])
     assert loaded["table"].state == {"a": 2}
-    assert all(isinstance(value, Record | dict) for value in loaded["odd"])
+    assert all(isinstance(value, OpaqueObject | dict) for value in loaded["odd"])
     assert repr(next(iter(loaded["odd"]))) == "<numpy.ndarray>"
 
 
 def test_unknown_classes_become_records(tmp_path: Path):
     torch.save(State([1, 2], Status.DONE), tmp_path / "x.pt")
     record = load(tmp_path / "x.pt")
-    assert isinstance(record, Record)
-    assert record.name.endswith("test_torch_zip.State")
+    assert isinstance(record, OpaqueObject)
+    assert record.name.endswith("test_torch_file.State")
     assert plain(record.state["ids"]) == [1, 2]
     assert record.state["status"].arguments == ("completed",)
 

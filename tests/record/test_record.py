@@ -72,7 +72,7 @@ def test_a_golden_log_recorded_again_gives_equal_rows(case: Path, token_columns:
 
 def test_killed_recorders_leave_whole_parts_in_order_and_lose_only_what_was_promised(tmp_path: Path):
     ran = subprocess.run(
-        [sys.executable, ROOT / "tests" / "recorder_kill.py", tmp_path, "50", "1"],
+        [sys.executable, ROOT / "tests" / "record" / "recorder_kill.py", tmp_path, "50", "1"],
         capture_output=True,
         text=True,
         check=True,
@@ -262,7 +262,7 @@ def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
     [
         ({"response_len": 3}, "rollout_id is missing"),
         ({"rollout_id": 1}, "nothing tells the length"),
-        ({"rollout_id": 1, "response_len": 3, "rewards": 1.0}, "'rewards' is nothing a response tells"),
+        ({"rollout_id": 1, "response_len": 3, "rewards": 1.0}, "'rewards' is no column of a response"),
         ({"rollout_id": 1, "response_len": -1}, "response_len is -1"),
         ({"rollout_id": 1, "response_len": True}, "response_len is True"),
         ({"rollout_id": "one", "response_len": 1}, "rollout_id is 'one'"),
@@ -280,7 +280,7 @@ def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
         ({"rollout_id": 1, "response_len": 10**5000}, "response_len is int"),
         ({"rollout_id": 1, "response_len": 1, "status": np.array([1, 2])}, "unknown status array"),
         ({"rollout_id": 1, "response_len": 1, "finish_reason": "\ud800"}, r"finish_reason is '\\ud800'"),
-        ({"rollout_id": 1, "response_len": 1, 7: 1}, "7 is nothing a response tells"),
+        ({"rollout_id": 1, "response_len": 1, 7: 1}, "7 is no column of a response"),
         ({"rollout_id": 1, "response_len": 1, "logprobs": torch.zeros(1, device="meta")}, "logprobs can't be copied"),
     ],
 )

@@ -84,7 +84,7 @@ def test_faulty_lines_are_told_and_the_others_recorded(tmp_path: Path, run_cli):
         f"error: not JSON: Expecting value: line 1 column 1 (char 0)\n  at: {path}, line 1\n",
         "list in place of an object",
         "unknown event 'tak'\n  at: " + f"{path}, line 3\n  hint: did you mean 'take'?",
-        "'batchsize' is nothing a take tells",
+        "'batchsize' is no field of a take",
         "batch_size is missing",
         f"nothing tells the length of the response\n  at: {path}, line 6, response 0 of group 7",
         "responses is no list of objects",
@@ -172,7 +172,7 @@ def test_values_that_take_forever_to_print_are_told_in_short(tmp_path: Path, run
         "unknown event [",
         "train_step is [",
         "unknown status 'xxx",
-        "is nothing a refresh",
+        "is no field of a refresh",
         "task_name is",
     ):
         assert message in ran.err

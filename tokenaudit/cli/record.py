@@ -43,7 +43,7 @@ def record(
     A line that can't be recorded is told at the end, and the exit code is 2; all other lines are recorded.
     """
     del quiet, verbose
-    from tokenaudit.record.record_lines import record_lines
+    from tokenaudit.record.json_lines import record_lines
     from tokenaudit.record.recorder import Recorder
 
     name = "standard input" if str(from_jsonl) == "-" else str(from_jsonl)

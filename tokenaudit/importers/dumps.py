@@ -13,10 +13,10 @@ import numpy as np
 from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.importers.fields import MAX_TOKENS
-from tokenaudit.importers.pickles.arrays import StoredArray, TextArray
-from tokenaudit.importers.pickles.source import Source, StoredText
+from tokenaudit.importers.pickles.arrays import Latin1Array, LazyArray
+from tokenaudit.importers.pickles.source import LazyText, Source
 from tokenaudit.importers.pickles.torch_file import TorchFile
-from tokenaudit.importers.pickles.values import Numbers, Record
+from tokenaudit.importers.pickles.values import LazyList, OpaqueObject
 
 _HEAD = 1 << 16
 _TEXT = re.compile(rb"X([\x01-\x40])\x00\x00\x00|\x8c([\x01-\x40])")
@@ -29,9 +29,9 @@ _RESPONSE_COST = 128
 _MAX_TEXT = 1 << 20
 """Bytes of a text that is a name or an id."""
 
-Array = np.ndarray[Any, Any] | StoredArray | TextArray
+Array = np.ndarray[Any, Any] | LazyArray | Latin1Array
 """A tensor or an array of a dump, most of which lie in the file until they are read."""
-ARRAYS = (np.ndarray, StoredArray, TextArray)
+ARRAYS = (np.ndarray, LazyArray, Latin1Array)
 """The classes of these."""
 
 
@@ -86,7 +86,7 @@ def fields_of(value: object, what: str) -> dict[str, Any]:
     Raises:
         FieldFault: it is something else.
     """
-    if isinstance(value, Record):
+    if isinstance(value, OpaqueObject):
         value = value.state
         if isinstance(value, tuple) and value and isinstance(value[0], dict):
             value = value[0]
@@ -110,7 +110,7 @@ def items_of(value: object, what: str) -> Sequence[Any]:
         return read_array(value).tolist()
     if isinstance(value, tuple):
         return value
-    if not isinstance(value, Numbers):
+    if not isinstance(value, LazyList):
         raise FieldFault(f"{what} is {shown(value)}", "it is a list")
     items = value.items(MAX_ITEMS)
     if items is None:
@@ -123,9 +123,9 @@ def count_of(value: object, what: str) -> int:
 
     Raises like `flat`, and beyond `MAX_TOKENS`.
     """
-    if isinstance(value, Numbers):
+    if isinstance(value, LazyList):
         count = len(value)
-    elif isinstance(value, StoredArray) and value.ndim == 1:
+    elif isinstance(value, LazyArray) and value.ndim == 1:
         count = value.size
         value.source.spend(count)
     else:
@@ -144,7 +144,7 @@ def flat(value: object, what: str) -> np.ndarray[Any, Any]:
     """
     if value is None:
         return np.zeros(0, dtype=np.int64)
-    if isinstance(value, Numbers | tuple):
+    if isinstance(value, LazyList | tuple):
         return _whole(value, what)
     if not isinstance(value, ARRAYS):
         raise FieldFault(f"{what} is {shown(value)}", "it is a list of whole numbers")
@@ -155,8 +155,8 @@ def flat(value: object, what: str) -> np.ndarray[Any, Any]:
     return array.astype(np.int64)
 
 
-def _whole(values: Numbers | tuple[Any, ...], what: str) -> np.ndarray[Any, Any]:
-    array = values.packed() if isinstance(values, Numbers) else None
+def _whole(values: LazyList | tuple[Any, ...], what: str) -> np.ndarray[Any, Any]:
+    array = values.packed() if isinstance(values, LazyList) else None
     if array is None:
         items = items_of(values, what)
         if not all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in items):
@@ -190,10 +190,10 @@ def plain(value: object) -> Any:
         FieldFault: it is something else.
         SourceError: it can't be read, or was read too often.
     """
-    if isinstance(value, Record) and len(value.arguments) == 1 and value.state is None:
+    if isinstance(value, OpaqueObject) and len(value.arguments) == 1 and value.state is None:
         value = value.arguments[0]
     value = unpacked(value)
-    if isinstance(value, StoredText) and value.size <= _MAX_TEXT:
+    if isinstance(value, LazyText) and value.size <= _MAX_TEXT:
         value = value.text()
     if not isinstance(value, str | int | float | None):
         raise FieldFault(f"{shown(value)} is no plain value", "it is a number or text")
@@ -206,8 +206,8 @@ def unpacked(value: object) -> Any:
 
 
 def name_of(value: object) -> str | None:
-    """A text that isn't too long for a name, else None. Raises like `StoredText.text`."""
-    if isinstance(value, StoredText) and value.size <= _MAX_TEXT:
+    """A text that isn't too long for a name, else None. Raises like `LazyText.text`."""
+    if isinstance(value, LazyText) and value.size <= _MAX_TEXT:
         return value.text()
     return value if isinstance(value, str) else None
 

@@ -17,7 +17,7 @@ _OF_EVENT = ("event", "event_id", "train_step", "model_step", "task_name", "grou
 RESPONSE_COLUMNS: dict[str, ColumnType] = {
     column.name: column.type for column in COLUMNS if EventKind.PUT in column.events and column.name not in _OF_EVENT
 }
-"""What a response of a put may tell; the other columns belong to the whole put."""
+"""Columns that a response of a put may have; the others belong to the whole put."""
 
 _MASK = "response_mask"
 _WIDE = ("group_id", "rollout_id", "time_us", "generate_time_us")
@@ -148,7 +148,7 @@ def _unknown(response: Mapping[str, Any], where: str) -> Iterator[Problem]:
     for name in response:
         if name not in RESPONSE_COLUMNS:
             hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
-            yield Problem(f"{shown(name)} is nothing a response tells", where, hint)
+            yield Problem(f"{shown(name)} is no column of a response", where, hint)
 
 
 def _problems(values: Row, where: str) -> Iterator[Problem]:

@@ -1,15 +1,33 @@
-"""JSON lines from anywhere, in bounded memory: one object a line, faults with their line numbers."""
+"""JSON lines in bounded memory, one object a line, faults with their line numbers; and events recorded from them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from tokenaudit.contracts.errors import Problem
+from tokenaudit.contracts.errors import Problem, RecordError, nearest_hint, shown
+from tokenaudit.contracts.schema import EventKind
+
+if TYPE_CHECKING:
+    # importers read lines without a recorder
+    from tokenaudit.record.recorder import Recorder
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """Longest line read; a response of a million tokens with all its text stays far below."""
+
+SHOWN_PROBLEMS = 20
+"""Faults that are reported one by one; the others are counted."""
+
+_COMMON = ("event", "time_us")
+_KEYS: dict[EventKind, tuple[str, ...]] = {
+    EventKind.PUT: ("train_step", "model_step", "task_name", "group_id", "responses"),
+    EventKind.SAMPLE: ("task_name", "group_id", "status"),
+    EventKind.REFRESH: ("train_step",),
+    EventKind.TAKE: ("train_step", "task_name", "batch_size"),
+    EventKind.SYNC: ("train_step", "model_step"),
+}
+_OPTIONAL = frozenset({"model_step", "task_name", "time_us"})
 
 _ONE_OBJECT = "give one JSON object a line"
 
@@ -75,3 +93,91 @@ def _parsed(line: bytes, where: str) -> tuple[dict[str, Any], Problem | None]:
     if not isinstance(data, dict):
         return {}, Problem(f"{type(data).__name__} in place of an object", where, _ONE_OBJECT)
     return data, None
+
+
+class Recorded(NamedTuple):
+    """What became of a stream of lines.
+
+    Attributes:
+        events: events recorded.
+        problems: what was wrong with the other lines: the first ones, then how many there were.
+    """
+
+    events: int
+    problems: tuple[Problem, ...]
+
+
+def record_lines(
+    stream: IO[bytes], source: str, recorder: Recorder, on_progress: Callable[[int], None] | None = None
+) -> Recorded:
+    """Record one event a line. A line that can't be recorded is passed over, so that the stream goes on.
+
+    Args:
+        stream: the lines: `{"event": "put", "train_step": 1, "model_step": 0, "group_id": 7, "responses":
+            [{"rollout_id": 14, "response_len": 120}]}`, and `sample`, `refresh`, `take` and `sync` with their columns.
+        source: name of the stream, for messages.
+        recorder: where events go; it stays open.
+        on_progress: called with the bytes read so far.
+
+    Raises:
+        RecordError: the recorder can't write; OSError: the stream can't be read.
+    """
+    events = failed = size = 0
+    problems: list[Problem] = []
+    for line in json_lines(stream, source):
+        size += line.bytes
+        found = [line.problem] if line.problem else _record(line, source, recorder)
+        failed += bool(found)
+        events += not found
+        problems.extend(found[: SHOWN_PROBLEMS - len(problems)])
+        if on_progress is not None:
+            on_progress(size)
+    if failed:
+        hint = "mend what writes them; all other lines are recorded"
+        problems.append(Problem(f"{failed} line{'s' if failed > 1 else ''} could not be recorded", source, hint))
+    return Recorded(events, tuple(problems))
+
+
+def _record(line: JsonLine, source: str, recorder: Recorder) -> list[Problem]:
+    where = f"{source}, line {line.number}"
+    name = line.data.get("event", EventKind.PUT.value)
+    if name not in [*map(str, EventKind)]:
+        hint = nearest_hint(name if isinstance(name, str) else "", map(str, EventKind), "events")
+        return [Problem(f"unknown event {shown(name)}", where, hint)]
+    event = EventKind(name)
+    keys = (*_COMMON, *_KEYS[event])
+    problems = [
+        Problem(f"{shown(key)} is no field of a {event}", where, nearest_hint(key, keys, "names"))
+        for key in line.data
+        if key not in keys
+    ]
+    missing = [key for key in _KEYS[event] if key not in _OPTIONAL and line.data.get(key) is None]
+    problems += [Problem(f"{key} is missing", where, f"every {event} needs it") for key in missing]
+    if event is EventKind.SYNC and line.data.get("model_step") is None:
+        problems.append(Problem("model_step is missing", where, "every sync needs it"))
+    responses = line.data.get("responses", [])
+    if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
+        problems.append(Problem("responses is no list of objects", where, "give one object per response"))
+    if problems:
+        return problems
+    try:
+        _dispatch(event, line.data, recorder)
+    except RecordError as error:
+        if recorder.is_failed:
+            raise
+        return [Problem(one.what, f"{where}, {one.where}" if one.where else where, one.hint) for one in error.problems]
+    return []
+
+
+def _dispatch(event: EventKind, data: dict[str, Any], recorder: Recorder) -> None:
+    values = {key: value for key, value in data.items() if key != "event" and value is not None}
+    if event is EventKind.PUT:
+        recorder.put(values.pop("responses"), **values)
+    elif event is EventKind.SAMPLE:
+        recorder.sample(values.pop("group_id"), values.pop("status"), **values)
+    elif event is EventKind.REFRESH:
+        recorder.refresh(**values)
+    elif event is EventKind.TAKE:
+        recorder.take(values.pop("train_step"), values.pop("batch_size"), **values)
+    else:
+        recorder.sync(values.pop("train_step"), values.pop("model_step"), **values)

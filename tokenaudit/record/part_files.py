@@ -24,7 +24,7 @@ ROW_COST = 64
 """What a row counts for, beside its lists, in bounds of memory."""
 
 
-class Pending:
+class UnsealedRows:
     """Rows that wait to be sealed.
 
     Attributes:

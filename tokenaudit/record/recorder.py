@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.sections import resolved
@@ -19,7 +19,7 @@ from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
 from tokenaudit.log.writer import Row, log_metadata, log_table
 from tokenaudit.record.event_rows import converted, event_row, put_rows
-from tokenaudit.record.part_files import PartFolder, Pending, cost_of
+from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of
 
 SOURCE = "tokenaudit.Recorder"
 SHOWN_REJECTED = 20
@@ -34,6 +34,13 @@ class WhenFull(StrEnum):
     """The caller waits until the writer caught up; no event is ever lost."""
     DROP = "drop"
     """The event is dropped and counted; a gap in the event ids shows where."""
+
+
+class _QueuedEvent(NamedTuple):
+    """The rows of an event that waits in the queue, and what they count for in its bound."""
+
+    rows: list[Row]
+    cost: int
 
 
 class Recorder:
@@ -86,7 +93,7 @@ class Recorder:
         self._next_id = self._parts.last_event_id + 1
         self._process = os.getpid()
         self._state = threading.Condition()
-        self._queue: deque[tuple[list[Row], int]] = deque()
+        self._queue: deque[_QueuedEvent] = deque()
         self._queued = 0
         self._closing = False
         self._failure: Exception | None = None
@@ -117,7 +124,7 @@ class Recorder:
         task_name: str = DEFAULT_TASK,
         time_us: int | None = None,
     ) -> None:
-        """A group enters the replay buffer; see `record_rows.put_rows` for the arguments.
+        """A group enters the replay buffer; see `event_rows.put_rows` for the arguments.
 
         Raises:
             RecordError: values that can't be recorded, or the recorder is closed or can't write.
@@ -199,7 +206,7 @@ class Recorder:
             for row in rows:
                 row["event_id"] = self._next_id
             self._next_id += 1
-            self._queue.append((rows, cost))
+            self._queue.append(_QueuedEvent(rows, cost))
             self._queued += cost
             self._state.notify_all()
 
@@ -224,21 +231,21 @@ class Recorder:
 
     def _write(self) -> None:
         """The thread: gather rows, and seal them when there are enough or they have waited long enough."""
-        pending = Pending()
-        while not self._is_done(pending):
+        unsealed = UnsealedRows()
+        while not self._is_done(unsealed):
             if self._failure is not None:
                 self._wait(_RETRY_SECONDS)
-                self._seal(pending)
+                self._seal(unsealed)
                 continue
-            event = self._next_event(pending.seconds_left(self._seal_seconds))
+            event = self._next_event(unsealed.seconds_left(self._seal_seconds))
             if event is not None:
-                self._gather(pending, event)
-            if pending.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
-                self._seal(pending)
+                self._gather(unsealed, event)
+            if unsealed.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
+                self._seal(unsealed)
 
-    def _is_done(self, pending: Pending) -> bool:
+    def _is_done(self, unsealed: UnsealedRows) -> bool:
         """Whether everything is sealed, or closing is asked for and the last part can't be written."""
-        return self._is_ending() and (not pending.rows or self._failure is not None)
+        return self._is_ending() and (not unsealed.rows or self._failure is not None)
 
     def _is_ending(self) -> bool:
         with self._state:
@@ -255,14 +262,14 @@ class Recorder:
                 self._state.wait(seconds)
             if not self._queue:
                 return None
-            rows, cost = self._queue.popleft()
-            self._queued -= cost
+            event = self._queue.popleft()
+            self._queued -= event.cost
             self._state.notify_all()
-            return rows
+            return event.rows
 
-    def _gather(self, pending: Pending, rows: list[Row]) -> None:
+    def _gather(self, unsealed: UnsealedRows, rows: list[Row]) -> None:
         try:
-            pending.add([converted(row) for row in rows])
+            unsealed.add([converted(row) for row in rows])
         except Exception as error:  # noqa: BLE001 - a strange value must not end the thread that all others wait for
             self.rejected_events += 1
             problems = (
@@ -270,22 +277,22 @@ class Recorder:
             )
             self._rejected.extend(problems[: max(0, SHOWN_REJECTED - len(self._rejected))])
 
-    def _seal(self, pending: Pending) -> None:
-        """Write a part; on failure the rows stay, and callers are told."""
-        if not pending.rows:
+    def _seal(self, unsealed: UnsealedRows) -> None:
+        """Write a part; on failure the rows stay, and callers see the failure."""
+        if not unsealed.rows:
             return
         limits = [self._dropped_text()] if self.dropped_events else []
         metadata = log_metadata(self._config_json, self._source, limits)
         try:
-            self._parts.seal(log_table(pending.rows, token_columns=self._token_columns, metadata=metadata))
-        except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is told to callers
+            self._parts.seal(log_table(unsealed.rows, token_columns=self._token_columns, metadata=metadata))
+        except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is raised in callers
             with self._state:
                 self._failure = error
                 self._state.notify_all()
             return
         self._failure = None
-        self.sealed_events += pending.events
-        pending.clear()
+        self.sealed_events += unsealed.events
+        unsealed.clear()
 
 
 def _config_json(config: Path | str | Mapping[str, Any] | None) -> str | None:

@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from tokenaudit.contracts.errors import RecordError
@@ -33,8 +33,8 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
     The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
     runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
     the arguments that were passed and the responses as they were before the buffer changed them. What a response
-    continues from is told from the token ids that it was sampled with. Calls that raise record nothing. Whatever
-    can't be recorded is told as a `RuntimeWarning`; the call itself always goes through.
+    continues from is derived from the token ids that it was sampled with. Calls that raise record nothing. Whatever
+    can't be recorded raises a `RuntimeWarning`; the call itself always goes through.
 
     The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
 
@@ -76,6 +76,21 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
     return detach
 
 
+class _Segment(NamedTuple):
+    """One response of a rollout, which may have several in a group."""
+
+    task_name: str
+    rollout_id: int
+    index: int
+
+
+class _Fingerprint(NamedTuple):
+    """Length and hash of token ids."""
+
+    length: int
+    hash: int
+
+
 class _Attachment:
     """The handlers of one buffer. Each looks at the arguments, and returns what to record with the call's result."""
 
@@ -83,8 +98,8 @@ class _Attachment:
         self._recorder = recorder
         self._lock = asyncio.Lock()
         self._train_step: int | None = None
-        self._held: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """Length and hash of the tokens that sampled responses went off with, by task, rollout and segment."""
+        self._sampled: dict[_Segment, _Fingerprint] = {}
+        """The tokens that sampled responses were sampled with."""
 
     def wrapped(self, method: Method, handler: Callable[[Mapping[str, Any]], Callable[[Any], None]]) -> Method:
         signature = inspect.signature(method)
@@ -95,14 +110,14 @@ class _Attachment:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             async with self._lock:
-                record = _tried(handler, bound.arguments)
+                record = _warned(handler, bound.arguments)
                 token = _is_inside.set(True)
                 try:
                     result = await method(*args, **kwargs)
                 finally:
                     _is_inside.reset(token)
                 if record is not None:
-                    _tried(record, result)
+                    _warned(record, result)
                 return result
 
         return recorded
@@ -117,11 +132,12 @@ class _Attachment:
         def record(_: Any) -> None:
             if not rows:
                 return
-            for key, row in zip(_keys(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
-                held = self._held.pop(key, (0, 0))
-                # fewer versions than tokens tell it already
+            for key, row in zip(_segments(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
+                sampled = self._sampled.pop(key, _Fingerprint(0, 0))
+                # fewer versions than tokens say it already
                 if len(row["response_model_steps"]) == row["response_len"]:
-                    row["prior_len"] = held[0] if _print(row["response_ids"][: held[0]]) == held else 0
+                    continues = _fingerprint(row["response_ids"][: sampled.length]) == sampled
+                    row["prior_len"] = sampled.length if continues else 0
             if arguments.get("current_train_step") is not None:
                 for row, state in zip(rows, states, strict=True):
                     row["seq_staleness"] = getattr(state, "seq_staleness", None)
@@ -142,8 +158,9 @@ class _Attachment:
                 self._recorder.take(train_step, int(arguments["batch_size"]), task_name=task_name)
                 return
             for group in groups:
-                keys = _keys(task_name, [int(state.rollout_id) for state in group])
-                self._held.update(zip(keys, (_print(_listed(state.response_ids)) for state in group), strict=True))
+                keys = _segments(task_name, [int(state.rollout_id) for state in group])
+                prints = (_fingerprint(_listed(state.response_ids)) for state in group)
+                self._sampled.update(zip(keys, prints, strict=True))
                 self._recorder.sample(int(group[0].group_id), pool, task_name=task_name)
 
         return record
@@ -171,7 +188,7 @@ class _Attachment:
         return 1 if self._train_step is None else self._train_step
 
 
-def _tried(call: Callable[[Any], Any], argument: Any) -> Any:
+def _warned(call: Callable[[Any], Any], argument: Any) -> Any:
     """What a call returns; None, and a warning, where it fails: a recording must never end a training."""
     try:
         return call(argument)
@@ -181,15 +198,15 @@ def _tried(call: Callable[[Any], Any], argument: Any) -> Any:
         return None
 
 
-def _keys(task_name: str, rollout_ids: Sequence[int]) -> list[tuple[str, int, int]]:
-    """Task, rollout and segment of the responses of a group."""
-    return [(task_name, rollout, rollout_ids[:index].count(rollout)) for index, rollout in enumerate(rollout_ids)]
+def _segments(task_name: str, rollout_ids: Sequence[int]) -> list[_Segment]:
+    """What names each response of a group."""
+    counts = (rollout_ids[:index].count(rollout) for index, rollout in enumerate(rollout_ids))
+    return [_Segment(task_name, rollout, count) for rollout, count in zip(rollout_ids, counts, strict=True)]
 
 
-def _print(ids: Iterable[int]) -> tuple[int, int]:
-    """Length and hash of token ids."""
+def _fingerprint(ids: Iterable[int]) -> _Fingerprint:
     listed = tuple(map(int, ids))
-    return len(listed), hash(listed)
+    return _Fingerprint(len(listed), hash(listed))
 
 
 def response_row(state: Any) -> Row:

@@ -1,4 +1,4 @@
-"""Tensors and arrays of a dump that stay in the file until they, or rows of them, are asked for."""
+"""Tensors and arrays of a dump, lazy: they stay in the file until they, or rows of them, are asked for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.pickles.source import AT_ONCE, Source, StoredBytes
-from tokenaudit.importers.pickles.values import PickleFault, Record
+from tokenaudit.importers.pickles.source import AT_ONCE, LazyBytes, Source
+from tokenaudit.importers.pickles.values import OpaqueObject, PickleFault
 
 BFLOAT16 = "bf16"
 """The kind that numpy lacks: the upper half of a float32."""
@@ -33,7 +33,7 @@ class _Shaped:
     shape: tuple[int, ...]
 
     def __repr__(self) -> str:
-        return _shown(self.shape)
+        return f"<array of shape {list(self.shape)}>"
 
     @property
     def ndim(self) -> int:
@@ -47,7 +47,7 @@ class _Shaped:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StoredArray(_Shaped):
+class LazyArray(_Shaped):
     """A tensor in a file.
 
     Attributes:
@@ -99,8 +99,8 @@ class StoredArray(_Shaped):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TextArray(_Shaped):
-    """An array whose bytes are written as a text, as protocols before 3 write them.
+class Latin1Array(_Shaped):
+    """An array whose bytes are written as a Latin-1 text, as protocols before 3 write them.
 
     Attributes:
         content: its bytes.
@@ -109,13 +109,13 @@ class TextArray(_Shaped):
         order: "C" or "F".
     """
 
-    content: StoredBytes
+    content: LazyBytes
     kind: str
     shape: tuple[int, ...]
     order: Any
 
     def read(self) -> np.ndarray[Any, Any]:
-        """A copy of all of it. Raises like `StoredBytes.read`, and for a shape that doesn't fit the bytes."""
+        """A copy of all of it. Raises like `LazyBytes.read`, and for a shape that doesn't fit the bytes."""
         if self.size > AT_ONCE:
             raise self.content.source.fault(f"an array of {self.size} elements, where up to {AT_ONCE} are read")
         self.content.source.spend(self.size)
@@ -127,10 +127,6 @@ class TextArray(_Shaped):
     def row(self, index: int, count: int) -> np.ndarray[Any, Any]:
         """The first numbers of one row of a table. Raises like `read`."""
         return self.read()[index, :count]
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return f"<array of shape {list(shape)}>"
 
 
 def element_bytes(kind: str) -> int:
@@ -161,11 +157,11 @@ def kind_of(dtype: Any) -> np.dtype[Any] | None:
 
 
 def text_of(dtype: Any, content: Any) -> str | None:
-    """A short text of numpy; None if it is something else. Raises like `StoredBytes.read`."""
+    """A short text of numpy; None if it is something else. Raises like `LazyBytes.read`."""
     code, order = _named_type(dtype)
-    if not _TEXT.fullmatch(code) or not isinstance(content, bytes | StoredBytes):
+    if not _TEXT.fullmatch(code) or not isinstance(content, bytes | LazyBytes):
         return None
-    if isinstance(content, StoredBytes):
+    if isinstance(content, LazyBytes):
         if content.size > _MAX_TEXT:
             return None
         content = content.read()
@@ -174,7 +170,11 @@ def text_of(dtype: Any, content: Any) -> str | None:
 
 def _named_type(dtype: Any) -> tuple[str, str]:
     """The code of a type as numpy names it, empty if it is none, and the order of its bytes."""
-    code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" and dtype.arguments else ""
+    code = (
+        dtype.arguments[0]
+        if isinstance(dtype, OpaqueObject) and dtype.name == "numpy.dtype" and dtype.arguments
+        else ""
+    )
     if not isinstance(code, str):
         return "", "<"
     is_big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
@@ -183,30 +183,30 @@ def _named_type(dtype: Any) -> tuple[str, str]:
 
 def array_of(
     shape: Any, dtype: Any, content: Any, order: str = "C"
-) -> np.ndarray[Any, Any] | StoredArray | TextArray | Record:
-    """An array of numpy from its bytes; one of texts, times or anything but plain numbers is a record without them.
+) -> np.ndarray[Any, Any] | LazyArray | Latin1Array | OpaqueObject:
+    """An array of numpy from its bytes; one of texts, times or anything but plain numbers is opaque.
 
     Raises:
         PickleFault: content that is no bytes, or a shape that doesn't fit the bytes.
     """
     kind = kind_of(dtype)
     if kind is None:
-        return Record("numpy.ndarray")
-    if not isinstance(content, bytes | StoredBytes):
+        return OpaqueObject("numpy.ndarray")
+    if not isinstance(content, bytes | LazyBytes):
         raise PickleFault("an array without its bytes")
     if not _are_whole(shape) or len(shape) > _MAX_AXES:
         raise PickleFault("an array whose shape makes no sense")
     size = math.prod(shape) * kind.itemsize
-    if isinstance(content, StoredBytes) and content.is_text:
+    if isinstance(content, LazyBytes) and content.is_text:
         if not content.size // 2 <= size <= content.size:
             raise PickleFault("an array whose shape doesn't fit its bytes")
-        return TextArray(content, kind.str, shape, order)
-    if size != (content.size if isinstance(content, StoredBytes) else len(content)):
+        return Latin1Array(content, kind.str, shape, order)
+    if size != (content.size if isinstance(content, LazyBytes) else len(content)):
         raise PickleFault("an array whose shape doesn't fit its bytes")
     if isinstance(content, bytes):
         return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if order == "F" else "C")
     strides = [math.prod(shape[axis + 1 :] if order == "C" else shape[:axis]) for axis in range(len(shape))]
-    return StoredArray(content.source, content.start, kind.str, shape, tuple(strides))
+    return LazyArray(content.source, content.start, kind.str, shape, tuple(strides))
 
 
 def _are_whole(values: Any) -> bool:

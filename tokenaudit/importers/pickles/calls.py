@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.importers.pickles.arrays import array_of, kind_of, text_of
-from tokenaudit.importers.pickles.source import CHARACTERS, Source, StoredBytes, StoredText
-from tokenaudit.importers.pickles.values import Name, Numbers, PickleFault, Record
+from tokenaudit.importers.pickles.source import CHARACTERS, LazyBytes, LazyText, Source
+from tokenaudit.importers.pickles.values import GlobalName, LazyList, OpaqueObject, PickleFault
 
 Rebuild = Callable[[str, tuple[Any, ...]], Any]
 """Does the call of a name, or returns `NotImplemented`."""
@@ -26,23 +26,30 @@ _RECONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
 
 
 @dataclass(slots=True)
-class ArrayToCome:
-    """A numpy array whose state is still to come."""
+class UnbuiltArray:
+    """A numpy array that was reconstructed empty, until its state is set.
+
+    Attributes:
+        value: the array; None before.
+    """
 
     value: Any = None
 
 
-def called(
-    name: str, arguments: tuple[Any, ...], source: Source, rebuild: Rebuild, count: Callable[[int], None]
-) -> Any:
-    """What a call makes; calls of unknown names become records.
+def built(value: Any) -> Any:
+    """The array in an `UnbuiltArray`; anything else as it is."""
+    return value.value if isinstance(value, UnbuiltArray) else value
+
+
+def call(name: str, arguments: tuple[Any, ...], source: Source, rebuild: Rebuild, count: Callable[[int], None]) -> Any:
+    """What a call makes; calls of unknown names become opaque objects.
 
     Args:
         name: what is called.
         arguments: with what.
         source: the file.
         rebuild: does the call of other names.
-        count: is told how many objects are made, before there are that many.
+        count: called with how many objects are about to be made.
 
     Raises:
         PickleFault: arguments that such a call never has.
@@ -57,18 +64,18 @@ def called(
         return b""
     if name in _SETS and len(arguments) <= 1:
         values: list[Any] = []
-        if arguments and isinstance(arguments[0], Numbers):
+        if arguments and isinstance(arguments[0], LazyList):
             # one list may be copied over and over
             for chunk in arguments[0].chunks():
                 count(len(chunk))
                 values += chunk
-        return Numbers(source, values)
-    if name == "_codecs.encode" and len(arguments) == 2 and isinstance(arguments[0], str | StoredText):
+        return LazyList(source, values)
+    if name == "_codecs.encode" and len(arguments) == 2 and isinstance(arguments[0], str | LazyText):
         return _encoded(arguments[0], count)
     if name in _RECONSTRUCTORS and arguments:
-        return Record(arguments[0].name if isinstance(arguments[0], Name) else "?")
+        return OpaqueObject(arguments[0].name if isinstance(arguments[0], GlobalName) else "?")
     if name in _ARRAYS:
-        return ArrayToCome()
+        return UnbuiltArray()
     if name in _BUFFERS and len(arguments) == 4:
         # the arrays of protocol 5: their bytes come first
         content, dtype, shape, order = arguments
@@ -76,11 +83,11 @@ def called(
     if name in _SCALARS and len(arguments) == 2:
         return _scalar(*arguments, count)
     rebuilt = rebuild(name, arguments)
-    return Record(name, arguments) if rebuilt is NotImplemented else rebuilt
+    return OpaqueObject(name, arguments) if rebuilt is NotImplemented else rebuilt
 
 
-def _encoded(text: str | StoredText, count: Callable[[int], None]) -> bytes | StoredBytes:
-    if isinstance(text, StoredText):
+def _encoded(text: str | LazyText, count: Callable[[int], None]) -> bytes | LazyBytes:
+    if isinstance(text, LazyText):
         return text.latin1()
     count(len(text) // CHARACTERS)
     try:
@@ -90,11 +97,11 @@ def _encoded(text: str | StoredText, count: Callable[[int], None]) -> bytes | St
 
 
 def _scalar(dtype: Any, content: Any, count: Callable[[int], None]) -> Any:
-    """A number or text of numpy; any other kind is none that anybody asks for, and stays a record."""
+    """A number or text of numpy; any other kind is none that anybody asks for, and stays opaque."""
     if kind_of(dtype) is None:
         text = text_of(dtype, content)
         if text is None:
-            return Record("numpy.generic")
+            return OpaqueObject("numpy.generic")
         # a character may take four bytes
         count(4 * len(text) // CHARACTERS)
         return text
@@ -104,18 +111,18 @@ def _scalar(dtype: Any, content: Any, count: Callable[[int], None]) -> Any:
     return array[0].item()
 
 
-def set_state(target: Any, state: Any) -> None:
-    """State for an object: kept, never applied.
+def build(target: Any, state: Any) -> None:
+    """Set the state of an object: kept, never applied.
 
     Raises:
         PickleFault: an array's state that makes no sense.
     """
-    if isinstance(target, ArrayToCome):
+    if isinstance(target, UnbuiltArray):
         if not isinstance(state, tuple) or len(state) != 5:
             raise PickleFault("an array without its state")
         _, shape, dtype, is_fortran, content = state
         # an array of objects has a list of them
-        is_list = isinstance(content, Numbers)
+        is_list = isinstance(content, LazyList)
         target.value = content if is_list else array_of(shape, dtype, content, "F" if is_fortran else "C")
-    elif isinstance(target, Record):
+    elif isinstance(target, OpaqueObject):
         target.state = state

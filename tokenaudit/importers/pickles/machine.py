@@ -1,7 +1,7 @@
 """An interpreter for pickles that builds plain data and nothing else.
 
 It differs from `pickle` in what matters: no name is ever imported, no method of an object is ever called, unknown
-names become inert records, and every table is bounded. What is large stays in the file: long runs of numbers, which
+names become opaque objects, and every table is bounded. What is large stays in the file: long runs of numbers, which
 are most of a rollout dump, long texts and bytes.
 """
 
@@ -11,18 +11,51 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tokenaudit.importers.pickles.calls import ArrayToCome, Rebuild, called, set_state
-from tokenaudit.importers.pickles.memo import Memo
-from tokenaudit.importers.pickles.source import CHARACTERS, STORED_BYTES, Source, StoredBytes, StoredText
+from tokenaudit.importers.pickles.calls import Rebuild, build, built, call
+from tokenaudit.importers.pickles.source import CHARACTERS, LAZY_BYTES, LazyBytes, LazyText, Source
 from tokenaudit.importers.pickles.stream import PickleStream
-from tokenaudit.importers.pickles.values import Limits, Name, Numbers, PickleFault, Record
+from tokenaudit.importers.pickles.values import GlobalName, LazyList, Limits, OpaqueObject, PickleFault
 
+_STOP = ord(".")
 _MAX_KEY = 16
 """Parts of a dictionary key."""
 _MAX_TUPLE = 100
 """Items of a tuple; a longer one is kept as a list, whose every reading is counted."""
+_MAX_OUT_OF_ORDER = 1_000
+"""Objects under other numbers than 0, 1, 2 and so on, which no writer has: a table of them could be made to collide."""
 _BYTE, _SHORT, _INT, _LONG = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
 _SIGNED, _REAL = struct.Struct("<i"), struct.Struct(">d")
+
+
+class _Memo:
+    """Objects that a pickle recalls by number; as every writer numbers them in order, a list keeps them."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        self._others: dict[int, Any] = {}
+
+    def put(self, index: int, value: Any) -> None:
+        """Keep an object under a number."""
+        if index == len(self._values):
+            self._values.append(value)
+        elif index < len(self._values):
+            self._values[index] = value
+        elif len(self._others) < _MAX_OUT_OF_ORDER:
+            self._others[index] = value
+        else:
+            raise PickleFault("the pickle numbers what it remembers in no order")
+
+    def put_next(self, value: Any) -> None:
+        """Keep an object under the next number."""
+        self.put(len(self._values) + len(self._others), value)
+
+    def get(self, index: int) -> Any:
+        """The object of a number."""
+        if index < len(self._values):
+            return self._values[index]
+        if index in self._others:
+            return self._others[index]
+        raise PickleFault("the pickle recalls what it never remembered")
 
 
 class Machine:
@@ -53,39 +86,40 @@ class Machine:
         self._rebuild = rebuild
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._memo = Memo()
-        self._left = limits.objects
+        self._memo = _Memo()
+        self._objects_left = limits.objects
 
     def run(self) -> Any:
         """The object that the pickle makes.
 
         Raises:
-            PickleFault: an unknown instruction, a damaged pickle, or one beyond the limits.
+            PickleFault: an unknown opcode, a damaged pickle, or one beyond the limits.
             SourceError: the file can't be read.
         """
         steps, stream = _STEPS, self._stream
         while True:
-            code = stream.code()
-            if code == 0x2E:
-                return _finished(self._pop())
-            step = steps.get(code)
+            opcode = stream.opcode()
+            if opcode == _STOP:
+                return built(self._pop())
+            step = steps.get(opcode)
             if step is None:
-                raise PickleFault(f"the instruction {chr(code)!r} is none that a data file needs")
+                raise PickleFault(f"the instruction {chr(opcode)!r} is none that a data file needs")
             self._count(1)
             step(self)
 
     def _count(self, objects: int) -> None:
-        self._left -= objects
-        if self._left < 0:
+        self._objects_left -= objects
+        if self._objects_left < 0:
             raise PickleFault(f"more than {self._limits.objects} objects")
-
-    def _number(self, layout: struct.Struct) -> int:
-        return layout.unpack(self._stream.take(layout.size))[0]
 
     def _pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
             raise PickleFault("the pickle takes more than it has made")
         return self._stack.pop()
+
+    def _pop_last(self, count: int) -> list[Any]:
+        """The last values, in the order in which they came."""
+        return [self._pop() for _ in range(count)][::-1]
 
     def _top(self) -> Any:
         value = self._pop()
@@ -108,12 +142,12 @@ class Machine:
         start = self._stream.place
         run = self._stream.run()
         size = self._stream.place - start
-        if run is not None and size >= STORED_BYTES and self._stream.is_next(b"et"):
-            if self._stream.code() == ord("t"):
+        if run is not None and size >= LAZY_BYTES and self._stream.is_next(b"et"):
+            if self._stream.opcode() == ord("t"):
                 self.push_list([])
             target = self._list_below()
             if target is not None:
-                target.extend_stored(start, start + size)
+                target.extend_lazy(start, start + size)
             return
         self._marks.append(len(self._stack))
         if run is not None:
@@ -127,16 +161,16 @@ class Machine:
 
     def push_text(self, size: int) -> None:
         """Push a text; a long one stays in the file."""
-        if size >= STORED_BYTES:
-            self._stack.append(StoredText(self._source, self._stream.skip(size), size))
+        if size >= LAZY_BYTES:
+            self._stack.append(LazyText(self._source, self._stream.skip(size), size))
             return
         self._count(size // CHARACTERS)
         self._stack.append(self._stream.take(size).decode("utf-8", "replace"))
 
     def push_bytes(self, size: int, encoding: str | None = None) -> None:
         """Push bytes, or the short text that they are in an encoding; long ones stay in the file."""
-        if size >= STORED_BYTES or size < 0:
-            self._stack.append(StoredBytes(self._source, self._stream.skip(size), size))
+        if size >= LAZY_BYTES or size < 0:
+            self._stack.append(LazyBytes(self._source, self._stream.skip(size), size))
             return
         self._count(size // CHARACTERS)
         piece = self._stream.take(size)
@@ -150,31 +184,27 @@ class Machine:
 
     def push_list(self, values: list[Any]) -> None:
         """Push a list."""
-        self._stack.append(Numbers(self._source, list(map(_finished, values))))
+        self._stack.append(LazyList(self._source, list(map(built, values))))
 
     def push_tuple(self, values: list[Any]) -> None:
         """Push a tuple."""
         if len(values) > _MAX_TUPLE:
             self.push_list(values)
         else:
-            self._stack.append(tuple(map(_finished, values)))
-
-    def tuple_of(self, count: int) -> None:
-        """A tuple of the last values."""
-        self.push_tuple([self._pop() for _ in range(count)][::-1])
+            self._stack.append(tuple(map(built, values)))
 
     def extend(self, values: list[Any]) -> None:
         """Append values to the list or set below them; sets are kept as lists."""
         target = self._list_below()
         if target is not None:
-            target.extend(list(map(_finished, values)))
+            target.extend(list(map(built, values)))
 
-    def _list_below(self) -> Numbers | None:
+    def _list_below(self) -> LazyList | None:
         """The list on top of the stack; None for an object of an unknown class that may be one."""
         target = self._top()
-        if isinstance(target, Numbers):
+        if isinstance(target, LazyList):
             return target
-        if isinstance(target, Record):
+        if isinstance(target, OpaqueObject):
             return None
         raise PickleFault("values appended to what is no list")
 
@@ -186,14 +216,14 @@ class Machine:
     def set_items(self, values: list[Any]) -> None:
         """Set keys and values on the dictionary below them, or on an object of an unknown class that may be one."""
         target = self._top()
-        if isinstance(target, Record):
+        if isinstance(target, OpaqueObject):
             if target.state is None:
                 target.state = {}
             target = target.state
         if not isinstance(target, dict) or len(values) % 2:
             raise PickleFault("items set on what is no dictionary")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            target[self._key(key)] = _finished(value)
+            target[self._key(key)] = built(value)
 
     def _key(self, key: Any) -> str:
         """A dictionary key as a text, like in JSON: importers ask for fields by name alone.
@@ -202,73 +232,56 @@ class Machine:
         """
         if isinstance(key, str):
             return key
-        if isinstance(key, StoredText):
+        if isinstance(key, LazyText):
             self._count(key.size // CHARACTERS)
             return key.text()
         parts = key if isinstance(key, tuple) and len(key) <= _MAX_KEY else (key,)
         # a type or a member of an enumeration is a key too, though nobody asks for it
-        if not all(isinstance(part, str | int | float | bytes | Name | Record | None) for part in parts):
+        if not all(isinstance(part, str | int | float | bytes | GlobalName | OpaqueObject | None) for part in parts):
             raise PickleFault("a dictionary key that is no number or text, nor a few of them")
         text = repr(key)
         self._count(len(text) // CHARACTERS)
         return text
 
     def reduce(self) -> None:
-        """A call: done here for the few known names, kept as a record for all others."""
-        arguments, target = self._pop(), self._pop()
-        if not isinstance(arguments, tuple) or not isinstance(target, Name):
+        """A call: done here for the few known names, kept as an opaque object for all others."""
+        target, arguments = self._pop_last(2)
+        if not isinstance(arguments, tuple) or not isinstance(target, GlobalName):
             raise PickleFault("a call of what is no name")
-        self._stack.append(self._called(target, tuple(map(_finished, arguments))))
+        self._stack.append(self._called(target, tuple(map(built, arguments))))
 
     def new_object(self, *, with_keywords: bool) -> None:
         """An object of a named class."""
         keywords = self._pop() if with_keywords else None
-        arguments, target = self._pop(), self._pop()
-        if not isinstance(arguments, tuple) or not isinstance(target, Name):
+        target, arguments = self._pop_last(2)
+        if not isinstance(arguments, tuple) or not isinstance(target, GlobalName):
             raise PickleFault("an object of what is no class")
         made = self._called(target, arguments)
-        if keywords and isinstance(made, Record):
+        if keywords and isinstance(made, OpaqueObject):
             made.state = keywords
         self._stack.append(made)
 
-    def _called(self, target: Name, arguments: tuple[Any, ...]) -> Any:
+    def _called(self, target: GlobalName, arguments: tuple[Any, ...]) -> Any:
         # a tuple may be long, and be an argument over and over
         self._count(len(arguments))
-        return called(target.name, arguments, self._source, self._rebuild, self._count)
+        return call(target.name, arguments, self._source, self._rebuild, self._count)
 
     def build(self) -> None:
         """State for the object below it."""
         state = self._pop()
-        set_state(self._top(), state)
+        build(self._top(), state)
 
-    def persistent(self) -> None:
-        """The object of a persistent id."""
-        self._stack.append(self._persistent(self._pop()))
-
-    def named(self, module: Any, name: Any) -> None:
-        """A name; it is never looked up."""
+    def push_name(self, module: Any, name: Any) -> None:
+        """Push the name of a class or function; it is never looked up."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleFault("a name that is no text")
         self._count((len(module) + len(name)) // CHARACTERS)
-        self._stack.append(Name(f"{module}.{name}"))
-
-    def named_by_line(self) -> None:
-        """A name in two lines."""
-        self.named(self._stream.line(), self._stream.line())
-
-    def named_by_stack(self) -> None:
-        """A name in two texts."""
-        name, module = self._pop(), self._pop()
-        self.named(module, name)
+        self._stack.append(GlobalName(f"{module}.{name}"))
 
     def protocol(self) -> None:
         """The protocol that the pickle is of."""
-        if self._number(_BYTE) > 5:
+        if self._stream.number(_BYTE) > 5:
             raise PickleFault("a pickle of a later protocol")
-
-
-def _finished(value: Any) -> Any:
-    return value.value if isinstance(value, ArrayToCome) else value
 
 
 _STEPS: dict[int, Callable[[Machine], object]] = {
@@ -276,53 +289,53 @@ _STEPS: dict[int, Callable[[Machine], object]] = {
     ord("e"): lambda m: m.extend(m._pop_mark()),
     ord("a"): lambda m: m.extend([m._pop()]),
     ord("u"): lambda m: m.set_items(m._pop_mark()),
-    ord("s"): lambda m: m.set_items([m._pop(), m._pop()][::-1]),
+    ord("s"): lambda m: m.set_items(m._pop_last(2)),
     ord("]"): lambda m: m.push_list([]),
     ord("}"): lambda m: m.push({}),
     ord(")"): lambda m: m.push(()),
     ord("l"): lambda m: m.push_list(m._pop_mark()),
     ord("d"): lambda m: m.push_dict(m._pop_mark()),
     ord("t"): lambda m: m.push_tuple(m._pop_mark()),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
+    0x85: lambda m: m.push_tuple(m._pop_last(1)),
+    0x86: lambda m: m.push_tuple(m._pop_last(2)),
+    0x87: lambda m: m.push_tuple(m._pop_last(3)),
     ord("0"): lambda m: m._pop(),
     ord("1"): lambda m: m._pop_mark(),
     ord("2"): lambda m: m.push(m._top()),
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),
     0x89: lambda m: m.push(False),
-    ord("K"): lambda m: m.push(m._number(_BYTE)),
-    ord("M"): lambda m: m.push(m._number(_SHORT)),
-    ord("J"): lambda m: m.push(m._number(_SIGNED)),
-    0x8A: lambda m: m.push_long(m._number(_BYTE)),
-    0x8B: lambda m: m.push_long(m._number(_SIGNED)),
-    ord("G"): lambda m: m.push(m._number(_REAL)),
-    ord("X"): lambda m: m.push_text(m._number(_INT)),
-    0x8C: lambda m: m.push_text(m._number(_BYTE)),
-    0x8D: lambda m: m.push_text(m._number(_LONG)),
-    ord("B"): lambda m: m.push_bytes(m._number(_INT)),
-    ord("C"): lambda m: m.push_bytes(m._number(_BYTE)),
-    0x8E: lambda m: m.push_bytes(m._number(_LONG)),
-    0x96: lambda m: m.push_bytes(m._number(_LONG)),
-    ord("U"): lambda m: m.push_bytes(m._number(_BYTE), "latin1"),
-    ord("T"): lambda m: m.push_bytes(m._number(_SIGNED), "latin1"),
-    ord("q"): lambda m: m._memo.put(m._number(_BYTE), m._top()),
-    ord("r"): lambda m: m._memo.put(m._number(_INT), m._top()),
+    ord("K"): lambda m: m.push(m._stream.number(_BYTE)),
+    ord("M"): lambda m: m.push(m._stream.number(_SHORT)),
+    ord("J"): lambda m: m.push(m._stream.number(_SIGNED)),
+    0x8A: lambda m: m.push_long(m._stream.number(_BYTE)),
+    0x8B: lambda m: m.push_long(m._stream.number(_SIGNED)),
+    ord("G"): lambda m: m.push(m._stream.number(_REAL)),
+    ord("X"): lambda m: m.push_text(m._stream.number(_INT)),
+    0x8C: lambda m: m.push_text(m._stream.number(_BYTE)),
+    0x8D: lambda m: m.push_text(m._stream.number(_LONG)),
+    ord("B"): lambda m: m.push_bytes(m._stream.number(_INT)),
+    ord("C"): lambda m: m.push_bytes(m._stream.number(_BYTE)),
+    0x8E: lambda m: m.push_bytes(m._stream.number(_LONG)),
+    0x96: lambda m: m.push_bytes(m._stream.number(_LONG)),
+    ord("U"): lambda m: m.push_bytes(m._stream.number(_BYTE), "latin1"),
+    ord("T"): lambda m: m.push_bytes(m._stream.number(_SIGNED), "latin1"),
+    ord("q"): lambda m: m._memo.put(m._stream.number(_BYTE), m._top()),
+    ord("r"): lambda m: m._memo.put(m._stream.number(_INT), m._top()),
     0x94: lambda m: m._memo.put_next(m._top()),
-    ord("h"): lambda m: m.push(m._memo.get(m._number(_BYTE))),
-    ord("j"): lambda m: m.push(m._memo.get(m._number(_INT))),
-    ord("c"): Machine.named_by_line,
-    0x93: Machine.named_by_stack,
+    ord("h"): lambda m: m.push(m._memo.get(m._stream.number(_BYTE))),
+    ord("j"): lambda m: m.push(m._memo.get(m._stream.number(_INT))),
+    ord("c"): lambda m: m.push_name(m._stream.line(), m._stream.line()),
+    0x93: lambda m: m.push_name(*m._pop_last(2)),
     ord("R"): Machine.reduce,
     0x81: lambda m: m.new_object(with_keywords=False),
     0x92: lambda m: m.new_object(with_keywords=True),
     ord("b"): Machine.build,
-    ord("Q"): Machine.persistent,
+    ord("Q"): lambda m: m.push(m._persistent(m._pop())),
     0x8F: lambda m: m.push_list([]),
     0x90: lambda m: m.extend(m._pop_mark()),
     0x91: lambda m: m.push_list(m._pop_mark()),
     0x80: Machine.protocol,
     0x95: lambda m: m._stream.skip(8),
 }
-"""What each instruction does. Protocol 0 texts, `INST`, `OBJ`, `EXT` and buffers out of band are not among them."""
+"""What each opcode does. Protocol 0 texts, `INST`, `OBJ`, `EXT` and buffers out of band are not among them."""

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from tokenaudit.contracts.errors import Problem, SourceError
 
-STORED_BYTES = 256
-"""Bytes of a text or bytes from which on it stays in the file."""
+LAZY_BYTES = 256
+"""Bytes of a text or of bytes from which on they stay in the file."""
 CHARACTERS = 16
 """Bytes of a text that count as much as one number."""
 AT_ONCE = 2**25
@@ -35,7 +35,7 @@ class Source:
         self.path = path
         self.size = os.fstat(file.fileno()).st_size
         self._file = file
-        self._left = _AT_LEAST + _PER_BYTE * self.size
+        self._allowance = _AT_LEAST + _PER_BYTE * self.size
 
     def read(self, start: int, size: int) -> bytes:
         """Bytes of the file; reading by place leaves memory alone that mapping the file would take.
@@ -62,9 +62,9 @@ class Source:
         Raises:
             SourceError: more than a file of its size can hold.
         """
-        self._left -= elements
-        if self._left < 0:
-            raise self.fault(f"a file of {self.size} bytes that tells far more than it can hold")
+        self._allowance -= elements
+        if self._allowance < 0:
+            raise self.fault(f"a file of {self.size} bytes that names far more than it can hold")
 
     def fault(self, what: str) -> SourceError:
         """A fault of this file."""
@@ -76,45 +76,46 @@ def unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), _HINT))
 
 
-class StoredText:
-    """A long text."""
+class _InFile:
+    """Bytes in the file: where they begin, and how many they are."""
 
-    __slots__ = ("_source", "_start", "size")
+    __slots__ = ("size", "source", "start")
 
     def __init__(self, source: Source, start: int, size: int) -> None:
-        self._source = source
-        self._start = start
+        self.source = source
+        self.start = start
         self.size = size
+
+
+class LazyText(_InFile):
+    """A long text."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"<text of {self.size} bytes>"
 
     def text(self) -> str:
         """All of it. Raises like `Source.read` and `Source.spend`."""
-        self._source.spend(self.size // CHARACTERS)
-        return self._source.read(self._start, self.size).decode("utf-8", "replace")
+        self.source.spend(self.size // CHARACTERS)
+        return self.source.read(self.start, self.size).decode("utf-8", "replace")
 
-    def latin1(self) -> StoredBytes:
+    def latin1(self) -> LazyBytes:
         """The bytes that the text stands for: protocols before 3 write bytes as a text of their values."""
-        return StoredBytes(self._source, self._start, self.size, is_text=True)
+        return LazyBytes(self.source, self.start, self.size, is_text=True)
 
 
-class StoredBytes:
-    """Bytes, either as they are or as a text of their values.
+class LazyBytes(_InFile):
+    """Long bytes, either as they are or as a text of their values.
 
-    Attributes:
-        source: the file.
-        start: where they begin in it.
-        size: how many bytes they take in the file.
+    Args:
         is_text: whether they are written as a text.
     """
 
-    __slots__ = ("is_text", "size", "source", "start")
+    __slots__ = ("is_text",)
 
     def __init__(self, source: Source, start: int, size: int, *, is_text: bool = False) -> None:
-        self.source = source
-        self.start = start
-        self.size = size
+        super().__init__(source, start, size)
         self.is_text = is_text
 
     def __repr__(self) -> str:

@@ -37,8 +37,8 @@ class PickleStream:
         """Byte of the file that comes next."""
         return self._next - len(self._window) + self._at
 
-    def code(self) -> int:
-        """The next instruction. Raises like `take`."""
+    def opcode(self) -> int:
+        """The next opcode. Raises like `take`."""
         at = self._at
         if at == len(self._window):
             return self.take(1)[0]
@@ -60,7 +60,7 @@ class PickleStream:
         return piece
 
     def skip(self, size: int) -> int:
-        """Pass over bytes, and tell where in the file they are. Raises like `take`."""
+        """Pass over bytes, and give the place in the file where they begin. Raises like `take`."""
         start = self.place
         if size < 0:
             raise PickleFault("a negative size")
@@ -90,8 +90,8 @@ class PickleStream:
         self._at = end + 1
         return piece.decode("utf-8", "replace")
 
-    def run(self) -> tuple[int, int] | None:
-        """Where in the window the run of numbers and constants lies that comes next; None without any.
+    def run(self) -> slice | None:
+        """The part of the window with the run of numbers and constants that comes next; None without any.
 
         It is passed over; `values_of` decodes it, as long as nothing else was read.
         """
@@ -100,16 +100,16 @@ class PickleStream:
         if found is None:
             return None
         self._at = found.end()
-        return found.span()
+        return slice(*found.span())
 
-    def values_of(self, run: tuple[int, int]) -> list[Any]:
+    def values_of(self, run: slice) -> list[Any]:
         """The values of a run."""
         # these instructions can only make numbers and constants
-        return pickle.loads(b"(" + self._window[slice(*run)] + b"l.")
+        return pickle.loads(b"(" + self._window[run] + b"l.")
 
-    def is_next(self, codes: bytes) -> bool:
-        """Whether one of these instructions comes next in the window."""
-        return self._at < len(self._window) and self._window[self._at] in codes
+    def is_next(self, opcodes: bytes) -> bool:
+        """Whether one of these opcodes comes next in the window."""
+        return self._at < len(self._window) and self._window[self._at] in opcodes
 
     def _look_ahead(self, size: int) -> None:
         """Have so many bytes in the window, or all that there are."""

@@ -1,10 +1,10 @@
 """Read what `torch.save` wrote without torch, and without ever running or importing what a file asks for.
 
-A pickle is a program, so it is interpreted here by an interpreter of our own that knows the few instructions a plain
-data file needs. Names of classes and functions are never looked up: a handful that rebuild tensors, arrays and
-containers are recognised by name and done here, all others become inert `Record`s. Long lists, long texts and tensors
-stay in the file until they are asked for. Everything is bounded: objects, nesting, and what is read by what the file
-can hold.
+A pickle is a program, so it is interpreted here by an interpreter of our own that knows the few opcodes a plain data
+file needs. Names of classes and functions are never looked up: a handful that rebuild tensors, arrays and containers
+are recognised by name and done here, all others become inert `OpaqueObject`s. Long lists, long texts and tensors are
+lazy: they stay in the file until they are asked for. Everything is bounded: objects, nesting, and what is read by what
+the file can hold.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from tokenaudit.importers.pickles.arrays import BFLOAT16, StoredArray, element_bytes, last_element, tensor_shape
+from tokenaudit.importers.pickles.arrays import BFLOAT16, LazyArray, element_bytes, last_element, tensor_shape
 from tokenaudit.importers.pickles.machine import Machine
 from tokenaudit.importers.pickles.source import Source, unreadable
-from tokenaudit.importers.pickles.values import Limits, PickleFault, Record
+from tokenaudit.importers.pickles.values import Limits, OpaqueObject, PickleFault
 
 MAX_ENTRIES = 1_000_000
 """Entries that an archive may have."""
@@ -90,7 +90,7 @@ class TorchFile:
         self._file.close()
 
     def load(self) -> Any:
-        """The object in the file: plain values, `Numbers`, arrays, `Record`s, and what stays in the file.
+        """The object in the file: plain values, `LazyList`s, arrays, `OpaqueObject`s, and what is lazy beside.
 
         Raises:
             SourceError: the pickle is damaged, uses what a data file has no need of, or exceeds the limits.
@@ -175,11 +175,11 @@ class TorchFile:
             raise PickleFault("a tensor without a storage")
         return self._tensor(*arguments[:4])
 
-    def _tensor(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> StoredArray | Record:
-        """The tensor; one of complex numbers, say, is a record that nothing can be read from."""
+    def _tensor(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> LazyArray | OpaqueObject:
+        """The tensor; one of complex numbers, say, is opaque: nothing can be read from it."""
         kind = _KINDS.get(storage.kind)
         if kind is None:
-            return Record(f"torch.{storage.kind}")
+            return OpaqueObject(f"torch.{storage.kind}")
         shape, strides = tensor_shape(size, stride)
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise PickleFault("a tensor whose shape makes no sense")
@@ -187,7 +187,7 @@ class TorchFile:
         width = element_bytes(kind)
         if offset < 0 or (0 not in shape and offset + last_element(shape, strides) >= length // width):
             raise PickleFault("a tensor that reaches behind its storage")
-        return StoredArray(self.source, start + offset * width, kind, shape, strides)
+        return LazyArray(self.source, start + offset * width, kind, shape, strides)
 
 
 def _entry(info: zipfile.ZipInfo) -> _Entry:

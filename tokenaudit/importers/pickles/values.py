@@ -1,4 +1,4 @@
-"""What a pickle of plain data holds, once it is read without running it."""
+"""What a pickle of plain data makes, once it is read without running it: names, opaque objects and lazy lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tokenaudit.importers.pickles.source import AT_ONCE, Source
 _LONG = b"|".join(rb"\x8a" + bytes([size]) + b"." * size for size in range(5, 9))
 _RUN = rb"(?:K.|M..|J....|G........|[\x88\x89N]|" + _LONG + rb")++"
 RUN = re.compile(_RUN, re.DOTALL)
-"""A run of instructions that make numbers and constants and can make nothing else."""
+"""A run of opcodes that make numbers and constants and can make nothing else."""
 _JOINED = re.compile(_RUN + rb"(?:e\(" + _RUN + rb")*+", re.DOTALL)
 """Such runs as `pickle` writes a long list: between them, one ends and the next begins."""
 _CHUNK = 1 << 18
@@ -35,7 +35,7 @@ class Limits:
     """Bounds of one pickle.
 
     Attributes:
-        objects: objects that are made, counted by instructions; a long run of numbers stays in the file and is one.
+        objects: objects that are made, counted by opcodes; a long run of numbers stays in the file and is one.
         depth: nesting of marks, as in nested lists.
     """
 
@@ -44,14 +44,14 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Name:
+class GlobalName:
     """A class or function that a pickle names. It is a text and stays one."""
 
     name: str
 
 
 @dataclass(slots=True, repr=False)
-class Record:
+class OpaqueObject:
     """An object of a class that isn't known here: what it was made from, and the state it was given.
 
     Attributes:
@@ -68,21 +68,28 @@ class Record:
         return f"<{self.name}>"
 
 
-class Numbers:
+class _Span(NamedTuple):
+    """Bytes of the file, from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class LazyList:
     """A list; its long runs of numbers stay in the file.
 
-    Every look at it is charged to the file, also its length: only decoding tells how many numbers a run has.
+    Every look at it is charged to the file, also its length: how many numbers a run has is known once it is decoded.
     """
 
     __slots__ = ("_parts", "_source")
 
     def __init__(self, source: Source, values: list[Any] | None = None) -> None:
         self._source = source
-        # values, and places of the file that hold what a pickle's list of numbers does between its mark and its end
-        self._parts: tuple[()] | list[list[Any] | tuple[int, int]] = [values] if values else ()
+        # values, and spans of the file that hold what a pickle's list of numbers does between its mark and its end
+        self._parts: tuple[()] | list[list[Any] | _Span] = [values] if values else ()
 
     def __repr__(self) -> str:
-        # telling its length would be a look at it
+        # its length would be a look at it
         return "<list>"
 
     def extend(self, values: list[Any]) -> None:
@@ -94,18 +101,17 @@ class Numbers:
             parts.append(values)
         self._parts = parts
 
-    def extend_stored(self, start: int, end: int) -> None:
+    def extend_lazy(self, start: int, end: int) -> None:
         """Append a `RUN` that lies in the file.
 
-        It may follow the one before after two instructions, the end of that and its own beginning; both are then one
-        place.
+        It may follow the one before after two opcodes, the end of that and its own beginning; both are then one span.
         """
         parts = self._parts or []
         last = parts[-1] if parts else None
-        if isinstance(last, tuple) and last[1] + 2 == start and end - last[0] < _CHUNK:
-            parts[-1] = (last[0], end)
+        if isinstance(last, _Span) and last.end + 2 == start and end - last.start < _CHUNK:
+            parts[-1] = _Span(last.start, end)
         else:
-            parts.append((start, end))
+            parts.append(_Span(start, end))
         self._parts = parts
 
     def chunks(self) -> Iterator[list[Any]]:
