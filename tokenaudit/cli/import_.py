@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,14 +9,11 @@ import typer
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
-from tokenaudit.contracts.errors import Problem, SourceError, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from tokenaudit.importers.base import Context, Importer, VersionScale
-    from tokenaudit.importers.write import Imports
 
-_TRIED_EVENTS = 100
-"""Events that --dry-run reads to see whether the source can be read."""
 _SHOWN_FILES = 5
 
 
@@ -78,7 +74,8 @@ def import_(
     del quiet, verbose
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
-    from tokenaudit.render.imports import formats_text, imports_text
+    from tokenaudit.importers.write import first_look, import_log
+    from tokenaudit.render.imports import formats_text, imports_text, plan_text
     from tokenaudit.render.text import count_text
 
     if list_:
@@ -94,10 +91,13 @@ def import_(
         streams.note(f"note: {count_text(passed_over, 'other file')} passed over")
     context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
     if dry_run:
-        _try(importer, files, context)
+        look = first_look(importer, files, context)
+        size = len(files), sum(path.stat().st_size for path in files)
+        streams.write_result(plan_text(importer, files[:_SHOWN_FILES], size, context, look.put, look.unmapped))
         return
     path = _checked_output(output, files, force)
-    imports = _imported(importer, files, context, path)
+    _show_progress(importer, files, context)
+    imports = import_log(importer, files, context, path)
     for limit in imports.limits:
         streams.show_warning(limit)
     streams.write_result(f"{path}: {imports_text(imports)}\n")
@@ -106,7 +106,7 @@ def import_(
 def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:
     from tokenaudit.importers.base import VersionScale
 
-    if interval is not None and not importer.counts_pushes and importer.name != "generic":
+    if interval is not None and not importer.counts_pushes and not importer.is_generic:
         what = f"--sync-interval: versions of {importer.name} count train steps, not weight pushes"
         raise UsageError(Problem(what, None, "leave it out"))
     return VersionScale(importer.version_offset if offset is None else offset, interval or 1)
@@ -116,7 +116,7 @@ def _renamed(importer: Importer, pairs: list[str]) -> dict[str, str]:
     """Their names by ours."""
     from tokenaudit.importers.generic import parsed_map
 
-    if pairs and importer.name != "generic":
+    if pairs and not importer.is_generic:
         what = f"--map is for generic tables; the names of {importer.name} are known"
         raise UsageError(Problem(what, None, "leave it out, or use --from generic"))
     return parsed_map(pairs)
@@ -136,37 +136,15 @@ def _checked_output(output: Path | None, files: list[Path], force: bool) -> Path
     return output
 
 
-def _imported(importer: Importer, files: list[Path], context: Context, output: Path) -> Imports:
-    from tokenaudit.importers.write import import_log
-
+def _show_progress(importer: Importer, files: list[Path], context: Context) -> None:
     on_progress = streams.on_progress()
-    if on_progress is not None:
-        total, done = sum(path.stat().st_size for path in files), 0
+    if on_progress is None:
+        return
+    total, done = sum(path.stat().st_size for path in files), 0
 
-        def advance(size: int) -> None:
-            nonlocal done
-            done += size
-            on_progress(f"importing {importer.name}", done, total)
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        on_progress(f"importing {importer.name}", done, total)
 
-        context.advance = advance
-    return import_log(importer, files, context, output)
-
-
-def _try(importer: Importer, files: list[Path], context: Context) -> None:
-    """Read the first events, and say what there is."""
-    from tokenaudit.importers.generic import unmapped
-    from tokenaudit.importers.write import check_responses, checked_events
-    from tokenaudit.render.imports import plan_text
-
-    tried = list(islice(checked_events(importer, files, context), _TRIED_EVENTS))
-    if context.problems.count:
-        raise SourceError(context.problems.all())
-    names = unmapped(files[0], context.renamed) if importer.name == "generic" else []
-    if len(tried) < _TRIED_EVENTS:
-        check_responses(any(rows[0]["event"] == "put" for rows in tried), importer, files)
-    first_put = next((rows for rows in tried if rows[0]["event"] == "put"), None)
-    streams.write_result(plan_text(importer, files[:_SHOWN_FILES], _size(files), context, first_put, names))
-
-
-def _size(files: list[Path]) -> tuple[int, int]:
-    return len(files), sum(path.stat().st_size for path in files)
+    context.advance = advance

@@ -261,6 +261,7 @@ class Importer:
         lacks: what it always leaves out.
         counts_pushes: whether its versions count weight pushes rather than train steps.
         version_offset: its number for the initial weights.
+        is_generic: whether it has no names and units of its own, so that a person may give them.
     """
 
     name: str
@@ -274,6 +275,7 @@ class Importer:
     lacks: tuple[Lack, ...]
     counts_pushes: bool = False
     version_offset: int = 0
+    is_generic: bool = False
 
 
 def stable_id(value: object) -> int:

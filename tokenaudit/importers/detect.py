@@ -1,4 +1,4 @@
-"""Read what other trainers write: one module per format, found by name or by looking at the files."""
+"""The formats, found by name or by looking at the files, and the files of a format."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ IMPORTERS: dict[str, Importer] = {
         generic.IMPORTER,
     )
 }
-"""Formats by name, in the order in which files are held against them."""
+"""Formats by name, in the order in which files are matched with them."""
 
 _ALIASES = {"miles": "slime"}
 """Other names of formats: miles writes what slime does."""
 
 _LOOKED_AT = 1000
-"""Files that are opened to tell the format of a folder."""
+"""Files of a folder that are opened to detect its format."""
 
 
 def importer_named(name: str) -> Importer:
@@ -105,7 +105,7 @@ def detected(paths: Sequence[Path]) -> Importer:
             found[name] += 1
     where = ", ".join(map(str, paths))
     if not found:
-        hint = "tokenaudit import --list tells the formats; --from generic reads any table with --map theirs=ours"
+        hint = "tokenaudit import --list names the formats; --from generic reads any table with --map theirs=ours"
         unknown = Problem("the files look like no known format", where, hint)
         raise SourceError(first_compressed(looked_at) or unknown)
     if len(found) > 1:

@@ -221,7 +221,7 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
     return renamed
 
 
-def unmapped(path: Path, renamed: dict[str, str]) -> list[str]:
+def unmapped_names(path: Path, renamed: dict[str, str]) -> list[str]:
     """Names in a file that have no place in a log and aren't mapped to one."""
     return sorted(first_keys(path) - set(renamed.values()) - set(COLUMNS))
 
@@ -236,4 +236,5 @@ IMPORTER = Importer(
     precisions=tuple(Precision),
     reads=COLUMNS,
     lacks=(),
+    is_generic=True,
 )

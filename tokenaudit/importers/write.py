@@ -1,4 +1,8 @@
-"""Write what an importer reads as a rollout log: streamed, checked, and there only if all of it could be read."""
+"""Read files of a format and write a rollout log: streamed, checked, and there only if all of it could be read.
+
+`detect.py` finds the importer and its files. The importer reads them into puts and other events (`base.py`); each is
+checked here as a recorder checks it, and its rows are written. `first_look` does the same without writing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +21,16 @@ from tokenaudit.contracts.errors import Problem, RecordError, SourceError
 from tokenaudit.contracts.files import replacing
 from tokenaudit.contracts.schema import META_LIMITS, EventKind
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
+from tokenaudit.importers.generic import unmapped_names
+from tokenaudit.importers.version_resets import VersionResets
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS, converted, event_row, put_rows
 from tokenaudit.record.part_files import cost_of
 
 FLUSH_ELEMENTS = 4_000_000
 """Elements of token columns, plus 64 per row, that are held before they are written."""
+_LOOKED_AT_EVENTS = 100
+"""Events that a first look reads."""
 
 
 @dataclass(slots=True)
@@ -63,7 +73,7 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
     Args:
         importer: the format.
         files: its files, in order.
-        context: what the importer is told.
+        context: how to read them; it collects faults and what is left out.
         output: the Parquet file to write; it appears once it is whole.
 
     Raises:
@@ -79,25 +89,25 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
 
 
 def _write(importer: Importer, files: Sequence[Path], context: Context, stream: object) -> Imports:
-    imports, watch = Imports(), VersionWatch()
+    imports, resets = Imports(), VersionResets()
     schema = log_schema(token_columns=True)
     metadata = log_metadata(None, f"tokenaudit import --from {importer.name}")
-    pending: list[Row] = []
+    unwritten: list[Row] = []
     cost = 0
     with pq.ParquetWriter(stream, schema.with_metadata(metadata), compression="zstd") as writer:
         for event_id, rows in enumerate(checked_events(importer, files, context), start=1):
             imports.count(rows)
-            watch.see(rows)
-            pending += [row | {"event_id": event_id} for row in rows]
+            resets.see(rows)
+            unwritten += [row | {"event_id": event_id} for row in rows]
             cost += cost_of(rows)
             if cost >= FLUSH_ELEMENTS:
-                _flush(writer, pending)
-                pending, cost = [], 0
-        _flush(writer, pending)
+                _flush(writer, unwritten)
+                unwritten, cost = [], 0
+        _flush(writer, unwritten)
         if context.problems.count:
             raise SourceError(context.problems.all())
-        check_responses(imports.responses > 0, importer, files)
-        imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *watch.resets())
+        _check_responses(imports.responses > 0, importer, files)
+        imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *resets.found())
         if imports.limits:
             writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
     return imports
@@ -110,7 +120,35 @@ def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
         )
 
 
-def check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
+class FirstLook(NamedTuple):
+    """What the first events of a source show.
+
+    Attributes:
+        put: the rows of the first put; None if there was none.
+        unmapped: names in the source that have no place in a log.
+    """
+
+    put: list[Row] | None
+    unmapped: list[str]
+
+
+def first_look(importer: Importer, files: Sequence[Path], context: Context) -> FirstLook:
+    """Read the first events and write nothing. What they leave out is noted in the context.
+
+    Raises:
+        SourceError: like `import_log`, as far as the first events go.
+    """
+    events = list(islice(checked_events(importer, files, context), _LOOKED_AT_EVENTS))
+    if context.problems.count:
+        raise SourceError(context.problems.all())
+    unmapped = unmapped_names(files[0], context.renamed) if importer.is_generic else []
+    first_put = next((rows for rows in events if rows[0]["event"] == EventKind.PUT), None)
+    if len(events) < _LOOKED_AT_EVENTS:
+        _check_responses(first_put is not None, importer, files)
+    return FirstLook(first_put, unmapped)
+
+
+def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
     """Refuse files without any response.
 
     Raises:
@@ -133,7 +171,8 @@ def checked_events(importer: Importer, files: Sequence[Path], context: Context) 
 
 def _rows(imported: Imported) -> list[Row]:
     if isinstance(imported, ImportedEvent):
-        return [event_row(EventKind(imported.values.get("event", "put")), **_without_event(imported))]
+        values = imported.values.copy()
+        return [event_row(EventKind(values.pop("event", "put")), **values)]
     responses = [{name: value for name, value in row.items() if name in RESPONSE_COLUMNS} for row in imported.rows]
     steps = [row.get("model_step") for row in imported.rows]
     newest = max((step for step in steps if step is not None), default=None)
@@ -148,54 +187,3 @@ def _rows(imported: Imported) -> list[Row]:
     for row, step in zip(rows, steps, strict=True):
         row["model_step"] = step
     return [converted(row) for row in rows]
-
-
-def _without_event(imported: ImportedEvent) -> Row:
-    return {name: value for name, value in imported.values.items() if name != "event"}
-
-
-class VersionWatch:
-    """Notices when versions begin anew while train steps go on, as after a resume that reset the source's counter."""
-
-    def __init__(self) -> None:
-        self._step = -1
-        self._range: tuple[int, int] | None = None
-        self._floor: tuple[int, int] | None = None
-        self._resets: list[str] = []
-
-    def see(self, rows: Sequence[Row]) -> None:
-        """Look at the rows of the next event."""
-        if rows[0]["event"] != EventKind.PUT:
-            return
-        step = rows[0]["train_step"]
-        if step != self._step:
-            self._close()
-            self._step = step
-        for row in rows:
-            versions = row.get("response_model_steps")
-            found = [int(versions.min()), int(versions.max())] if versions is not None and len(versions) else []
-            found += [row[name] for name in ("model_step", "model_step_end") if row.get(name) is not None]
-            if found:
-                low, high = self._range or (found[0], found[0])
-                self._range = (min(low, *found), max(high, *found))
-
-    def _close(self) -> None:
-        """A step ends: its versions must not all lie below those of an earlier step."""
-        if self._range is None:
-            return
-        low, high = self._range
-        if self._floor is not None and high < self._floor[1] and self._step > self._floor[0]:
-            self._resets.append(
-                f"versions begin anew: train step {self._step} has none above {high}, although train step "
-                f"{self._floor[0]} had none below {self._floor[1]}; a resumed run has reset its counter, so staleness "
-                "behind it is wrong: import what each run wrote by itself, with its --version-offset"
-            )
-            self._floor = None
-        if self._floor is None or low > self._floor[1]:
-            self._floor = (self._step, low)
-        self._range = None
-
-    def resets(self) -> list[str]:
-        """What was noticed, the first few."""
-        self._close()
-        return self._resets[:5]
