@@ -364,7 +364,8 @@ def test_a_forked_process_is_told_that_the_recorder_is_not_its_own(tmp_path: Pat
         "child = os.fork()\n"
         "if child == 0:\n"
         "    try:\n        r.refresh(1)\n"
-        "    except tokenaudit.contracts.errors.RecordError as error:\n        os._exit(7 if 'forked' in str(error) else 1)\n"
+        "    except tokenaudit.contracts.errors.RecordError as error:\n"
+        "        os._exit(7 if 'forked' in str(error) else 1)\n"
         "r.refresh(2)\nr.close()\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
+    RESPONSE_READS,
     Context,
     FieldFault,
     Imported,
@@ -170,15 +171,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=(
-        "group_id",
-        "rollout_id",
-        "status",
-        "response_len",
-        "prompt_len",
-        "response_model_steps",
-        "response_mask",
-        "reward",
-    ),
+    reads=(*RESPONSE_READS, "response_model_steps", "response_mask", "reward"),
     lacks=(Lack.TIMELINE,),
 )

@@ -245,6 +245,15 @@ def version_columns(
 Reader = Callable[[Sequence[Path], Context], Iterator[Imported]]
 
 
+def each_file(read: Callable[[Path, Context], Iterator[Imported]]) -> Reader:
+    """Reads files one after the other."""
+    return lambda files, context: (event for path in files for event in read(path, context))
+
+
+RESPONSE_READS = ("group_id", "rollout_id", "status", "response_len", "prompt_len")
+"""Columns that most importers fill."""
+
+
 @dataclass(frozen=True, slots=True)
 class Importer:
     """One format.

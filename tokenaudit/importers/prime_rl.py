@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
+    RESPONSE_READS,
     Context,
     FieldFault,
     Imported,
@@ -186,18 +187,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=(
-        "task_name",
-        "group_id",
-        "rollout_id",
-        "status",
-        "response_len",
-        "prompt_len",
-        "response_mask",
-        "reward",
-        "agentic",
-        "finish_reason",
-        "generate_time_us",
-    ),
+    reads=("task_name", *RESPONSE_READS, "response_mask", "reward", "agentic", "finish_reason", "generate_time_us"),
     lacks=(),
 )

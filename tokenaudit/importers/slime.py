@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
+    RESPONSE_READS,
     Context,
     FieldFault,
     Imported,
@@ -163,19 +164,7 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".pt",),
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
-    reads=(
-        "group_id",
-        "rollout_id",
-        "status",
-        "response_len",
-        "prompt_len",
-        "response_model_steps",
-        "response_mask",
-        "agentic",
-        "reward",
-        "finish_reason",
-        "take",
-    ),
+    reads=(*RESPONSE_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),
     lacks=(Lack.DROPPED, Lack.RESUME),
     counts_pushes=True,
     version_offset=1,

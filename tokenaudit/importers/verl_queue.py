@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.importers.base import (
+    RESPONSE_READS,
     Context,
     FieldFault,
     Imported,
@@ -117,17 +118,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=(
-        "task_name",
-        "group_id",
-        "rollout_id",
-        "status",
-        "response_len",
-        "prompt_len",
-        "response_mask",
-        "agentic",
-        "reward",
-        "take",
-    ),
+    reads=("task_name", *RESPONSE_READS, "response_mask", "agentic", "reward", "take"),
     lacks=(Lack.DROPPED,),
 )

@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
+    RESPONSE_READS,
     Context,
     FieldFault,
     Imported,
@@ -159,11 +160,7 @@ def _compared_at(items: Sequence[dict[str, Any]], versions: VersionScale) -> int
 
 _READS = (
     "task_name",
-    "group_id",
-    "rollout_id",
-    "status",
-    "response_len",
-    "prompt_len",
+    *RESPONSE_READS,
     "response_model_steps",
     "response_mask",
     "agentic",
