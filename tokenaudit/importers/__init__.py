@@ -1,4 +1,4 @@
-"""What other trainers write in, a log out: one module per format, found by name or by looking at the files.
+"""What other trainers write in, a log out. Read `write.py` first; `detect.py` knows the formats, one module each.
 
-`write.py` is the front door, `detect.py` knows the formats. Importers know no replay and no config.
+Shared: `base` and `fields` for all, `files` and `tables` for text, `dumps` for torch.save, `batch` for trained batches.
 """

@@ -1,4 +1,7 @@
-"""AReaL: `rollout/<version>/<task_id>.jsonl`, with `sessions-r<rank>.jsonl` for what became of each task."""
+"""AReaL: `rollout/<version>/<task_id>.jsonl` of its rollout dump, one response a line, written as tasks finish.
+
+`sessions-r<rank>.jsonl` of its session tracer says what became of each task. Neither records refreshes and takes.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def trained_responses(
     count: int,
     group_of: Callable[[int], GroupKey],
     row_of: Callable[[int], Row],
-    where_of: Callable[[int], str],
+    noun: str,
     path: str,
     context: Context,
 ) -> Iterator[Imported]:
@@ -111,35 +111,37 @@ def trained_responses(
         count: its responses, numbered from 0.
         group_of: the group of a response.
         row_of: makes the row of a response. What either refuses with a `FieldFault` is noted and left out.
-        where_of: where a response stands.
+        noun: what the source calls a response.
         path: the file.
         context: where faults are noted.
     """
+
+    def fault(found: FieldFault, index: int) -> None:
+        context.fault(found, f"{path}, {noun} {index}")
 
     def rows(indices: list[int]) -> Iterator[Row]:
         for index in indices:
             try:
                 yield row_of(index)
-            except FieldFault as fault:
-                context.fault(fault, where_of(index))
+            except FieldFault as found:
+                fault(found, index)
 
     groups: dict[GroupKey, list[int]] = {}
     for index in range(count):
         try:
             groups.setdefault(group_of(index), []).append(index)
-        except FieldFault as fault:
-            context.fault(fault, where_of(index))
+        except FieldFault as found:
+            fault(found, index)
     sizes: Counter[str] = Counter()
     for group, indices in groups.items():
-        where = where_of(indices[0])
         try:
             kept = bounded(rows(indices))
-        except FieldFault as fault:
-            context.fault(fault, where)
+        except FieldFault as found:
+            fault(found, indices[0])
             continue
         if kept:
             sizes[group.task_name] += 1
-            yield ImportedPut(train_step, *group, kept, where)
+            yield ImportedPut(train_step, *group, kept, f"{path}, {noun} {indices[0]}")
     yield from takes(train_step, sizes, path)
 
 

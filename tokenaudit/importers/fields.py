@@ -1,4 +1,4 @@
-"""Values of a record that someone else wrote: taken as what they should be, or refused with a reason."""
+"""Values of a record that someone else wrote: read as what they should be, or refused with a reason."""
 
 from __future__ import annotations
 

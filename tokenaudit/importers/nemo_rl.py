@@ -1,4 +1,7 @@
-"""NeMo-RL: the `replay_buffer.pt` of a checkpoint, of classic asynchronous GRPO and of the single controller."""
+"""NeMo-RL: the `replay_buffer.pt` of a checkpoint, of classic asynchronous GRPO and of the single controller.
+
+One moment of one buffer: lacks refreshes, takes and what was there before. Classic buffers have start versions only.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
+    each_file,
     refused,
     stable_id,
     version_columns,
@@ -46,11 +50,6 @@ _RESPONSES = 1_000
 
 def _looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.name == "replay_buffer.pt" and ("trajectories" in keys or "groups" in keys)
-
-
-def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        yield from _read_buffer(path, context)
 
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
@@ -186,7 +185,7 @@ IMPORTER = Importer(
     title="NeMo-RL replay buffer of a checkpoint",
     files="replay_buffer.pt",
     looks_like=_looks_like,
-    read=_read,
+    read=each_file(_read_buffer),
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.START),
     reads=("group_id", "rollout_id", "response_len", "prompt_len", "response_mask", "agentic", "reward"),

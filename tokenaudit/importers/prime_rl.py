@@ -1,4 +1,7 @@
-"""prime-rl: `rollouts/step_N/train/{all,effective}/traces.jsonl`, one episode a line."""
+"""prime-rl: `rollouts/step_N/train/{all,effective}/traces.jsonl` that its orchestrator writes, one episode a line.
+
+`all` holds what arrived and `effective` what was trained. Versions are spans; cancelled generation leaves no record.
+"""
 
 from __future__ import annotations
 

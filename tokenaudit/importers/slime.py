@@ -1,4 +1,7 @@
-"""slime and miles: `rollout_data/<rollout_id>.pt` or any name of --save-debug-rollout-data, one batch a file."""
+"""slime and miles: `rollout_data/<rollout_id>.pt` or any name of --save-debug-rollout-data, one trained batch a file.
+
+Lacks what was dropped, filtered or left over; versions are those of generation calls.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,6 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
-    def where(index: int) -> str:
-        return f"{path}, sample {index}"
-
     with opened(path, context) as dump:
         with refused(path):
             fields = fields_of(dump.value, "the dump")
@@ -69,7 +69,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
         def row(index: int) -> Row:
             return _row(fields_of(samples[index], "a sample"), index, context, dump)
 
-        yield from trained_responses(train_step, len(samples), group, row, where, str(path), context)
+        yield from trained_responses(train_step, len(samples), group, row, "sample", str(path), context)
 
 
 def _row(sample: dict[str, Any], index: int, context: Context, dump: Dump) -> Row:
@@ -117,7 +117,7 @@ def _reward(reward: object) -> float | None:
 
 
 def _versions(sample: dict[str, Any], mask: np.ndarray[Any, Any] | None, tokens: int, context: Context) -> Row:
-    """One version per call: placed by the lengths of the calls where the trace tells them, else a span."""
+    """One version per call: placed by the lengths of the calls where the trace has them, else a span."""
     stamps = [str(plain(stamp)) for stamp in items_of(sample.get("weight_versions"), "weight_versions")]
     if not stamps or not all(stamp.isascii() and stamp.isdigit() and len(stamp) < 19 for stamp in stamps):
         return version_columns(None, None, context)

@@ -27,7 +27,7 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
     Args:
         path: the file.
         chosen: the names of the columns to read.
-        context: told when the file is done.
+        context: its progress is advanced when the file is done.
 
     Raises:
         SourceError: the file can't be read, or holds lists that are too long.
@@ -57,7 +57,7 @@ def _texts(schema: pa.Schema, names: Collection[str]) -> list[str]:
 
 
 def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], path: Path) -> int:
-    """Rows of a row group that are decoded at once, by what the footer tells of their size."""
+    """Rows of a row group that are decoded at once, by their size in the footer."""
     rows = max(group.num_rows, 1)
     columns = [group.column(index) for index in range(group.num_columns)]
     read = [column for column in columns if _top(column.path_in_schema, names)]

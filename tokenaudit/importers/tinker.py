@@ -1,15 +1,18 @@
-"""tinker-cookbook: `iteration_<N>/train_rollout_summaries.jsonl`."""
+"""tinker-cookbook: `iteration_<N>/train_rollout_summaries.jsonl` that its trainer writes, one trajectory a line.
+
+Every group has one version. Lacks what was dropped, filtered or left over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision
+from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, Response, trained_batches
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
@@ -23,9 +26,8 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.suffix == ".jsonl" and keys >= {"iteration", "group_idx", "traj_idx", "sampling_client_step"}
 
 
-def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        yield from trained_batches(json_records(path, context), partial(_response, context), str(path), context)
+def _read_iteration(path: Path, context: Context) -> Iterator[Imported]:
+    return trained_batches(json_records(path, context), partial(_response, context), str(path), context)
 
 
 def _response(context: Context, data: dict[str, Any]) -> Response | None:
@@ -80,7 +82,7 @@ IMPORTER = Importer(
     title="tinker-cookbook rollout summaries",
     files="iteration_<N>/train_rollout_summaries.jsonl",
     looks_like=_looks_like,
-    read=_read,
+    read=each_file(_read_iteration),
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT,),
     reads=(

@@ -1,8 +1,11 @@
-"""verl: `tq_batch.pt` of the rollout skip, with the versions of every response in its tags."""
+"""verl: `tq_batch.pt`, a trained batch of the transfer queue, saved by its trainers to skip rollouts (skip.rollout_tq).
+
+The tags of a response hold its oldest and newest version. Lacks what was dropped, filtered or left over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
+    each_file,
     refused,
     stable_id,
     version_columns,
@@ -40,15 +44,7 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.name == "tq_batch.pt" or (path.suffix == ".pt" and keys >= {"tensordict", "tags"})
 
 
-def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        yield from _read_batch(path, context)
-
-
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
-    def where(index: int) -> str:
-        return f"{path}, response {index}"
-
     with opened(path, context) as dump:
         with refused(path):
             fields = fields_of(dump.value, "the dump")
@@ -66,7 +62,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
             dump.spend_response()
             return _row(fields_of(tags[index], "a tag"), str(plain(keys[index])), index, columns, context)
 
-        yield from trained_responses(train_step, len(tags), group, row, where, str(path), context)
+        yield from trained_responses(train_step, len(tags), group, row, "response", str(path), context)
 
 
 def _columns(tensordict: object) -> dict[str, Array]:
@@ -115,7 +111,7 @@ IMPORTER = Importer(
     title="verl batches of the transfer queue (skip.rollout_tq)",
     files="<step>/<inner>/tq_batch.pt",
     looks_like=_looks_like,
-    read=_read,
+    read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
     reads=("task_name", *RESPONSE_READS, "response_mask", "agentic", "reward", "take"),

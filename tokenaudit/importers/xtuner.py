@@ -1,4 +1,7 @@
-"""XTuner: batches of `debug_rollout_<step>.pt`, and the buffer of a checkpoint, `replay_buffer.pth`."""
+"""XTuner: trained batches of a debug run, `debug_rollout_<step>.pt`, and a checkpoint's buffer, `replay_buffer.pth`.
+
+Both hold the version of every token. Batches lack what was dropped or left over, buffers what came and went before.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from tokenaudit.importers.base import (
     Lack,
     Precision,
     VersionScale,
+    each_file,
     refused,
     stable_id,
 )
@@ -50,19 +54,18 @@ def _batch_looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.name.startswith("debug_rollout_") and path.suffix == ".pt" and IS_LIST in keys
 
 
-def _read_batches(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        train_step = step_in_name(path, r"_(\d+)\.pt$")
-        sizes: Counter[str] = Counter()
-        with opened(path, context) as dump:
-            with refused(path):
-                groups = items_of(dump.value, "the dump")
-            for index, group in enumerate(groups):
-                put = _put_or_fault(group, f"{path}, group {index}", context, dump)
-                if put is not None:
-                    sizes[put.task_name] += 1
-                    yield replace(put, train_step=train_step)
-        yield from takes(train_step, sizes, str(path))
+def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
+    train_step = step_in_name(path, r"_(\d+)\.pt$")
+    sizes: Counter[str] = Counter()
+    with opened(path, context) as dump:
+        with refused(path):
+            groups = items_of(dump.value, "the dump")
+        for index, group in enumerate(groups):
+            put = _put_or_fault(group, f"{path}, group {index}", context, dump)
+            if put is not None:
+                sizes[put.task_name] += 1
+                yield replace(put, train_step=train_step)
+    yield from takes(train_step, sizes, str(path))
 
 
 def _put_or_fault(group: Any, where: str, context: Context, dump: Dump, task_name: object = None) -> ImportedPut | None:
@@ -118,11 +121,6 @@ def _buffer_looks_like(path: Path, keys: frozenset[str]) -> bool:
     return path.suffix == ".pth" and "storage_state" in keys
 
 
-def _read_buffers(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        yield from _read_buffer(path, context)
-
-
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
         with refused(path):
@@ -141,7 +139,7 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
 
 
 def _compared_at(items: Sequence[dict[str, Any]], versions: VersionScale) -> int:
-    """The step the buffer last compared with: a response's staleness tells it from its oldest version.
+    """The step the buffer last compared with: a response's staleness added to its oldest version.
 
     Only the oldest versions are kept of what is read; it is read again for the rows, which are too much to wait for
     the last one.
@@ -173,7 +171,7 @@ BATCHES = Importer(
     title="XTuner batches of a debug run",
     files="debug_rollout_<step>.pt",
     looks_like=_batch_looks_like,
-    read=_read_batches,
+    read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.EXACT,),
     reads=(*_READS, "take"),
@@ -184,7 +182,7 @@ BUFFER = Importer(
     title="XTuner replay buffer of a checkpoint",
     files="replay_buffer.pth",
     looks_like=_buffer_looks_like,
-    read=_read_buffers,
+    read=each_file(_read_buffer),
     suffixes=(".pth",),
     precisions=(Precision.EXACT,),
     reads=_READS,
