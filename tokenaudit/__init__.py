@@ -1,8 +1,9 @@
 """Replay recorded rollout logs and account for every token under a staleness policy.
 
-In a notebook: `replay_log` and `simulate_workload` make a result, `rows_frame` a polars table of its steps, `audit_log`
-a report of what is wrong with a log. They load what they need when they are first used, so that importing this package
-costs nothing.
+In a notebook: `load_log` reads a log once, and its `replay` runs it under one config after the other; `steps_frame`
+makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one. `audit_log` looks
+for what is wrong with a log, `inspect_log` says what it holds, `simulate_workload` runs the closed loop, and a
+`Recorder` writes a log. They load what they need when they are first used: importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -12,24 +13,54 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenaudit.audit.session import audit_log
+    from tokenaudit.compare.session import diff_results
+    from tokenaudit.contracts.errors import TokenauditError
+    from tokenaudit.gate.session import gate_result
     from tokenaudit.record.recorder import Recorder
-    from tokenaudit.render.frames import rows_frame
-    from tokenaudit.replay.session import replay_log
+    from tokenaudit.render.frames import rows_frame, steps_frame
+    from tokenaudit.replay.session import inspect_log, load_log, load_result, replay_log
     from tokenaudit.simulate.session import simulate_workload
 
 __version__ = "0.1.0"
-__all__ = ["Recorder", "__version__", "audit_log", "replay_log", "rows_frame", "simulate_workload"]
 
 _HOMES = {
-    "audit_log": "tokenaudit.audit.session",
-    "Recorder": "tokenaudit.record.recorder",
+    "load_log": "tokenaudit.replay.session",
     "replay_log": "tokenaudit.replay.session",
-    "rows_frame": "tokenaudit.render.frames",
+    "load_result": "tokenaudit.replay.session",
+    "inspect_log": "tokenaudit.replay.session",
     "simulate_workload": "tokenaudit.simulate.session",
+    "diff_results": "tokenaudit.compare.session",
+    "gate_result": "tokenaudit.gate.session",
+    "audit_log": "tokenaudit.audit.session",
+    "steps_frame": "tokenaudit.render.frames",
+    "rows_frame": "tokenaudit.render.frames",
+    "Recorder": "tokenaudit.record.recorder",
+    "TokenauditError": "tokenaudit.contracts.errors",
 }
+"""The module of every public name; none of them is the name of a room."""
+
+__all__ = [
+    "Recorder",
+    "TokenauditError",
+    "__version__",
+    "audit_log",
+    "diff_results",
+    "gate_result",
+    "inspect_log",
+    "load_log",
+    "load_result",
+    "replay_log",
+    "rows_frame",
+    "simulate_workload",
+    "steps_frame",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -115,6 +115,14 @@ class AuditReport:
     evidence: tuple[AgeEvidence, ...]
     has_baseline: bool = False
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{self.count(severity)} {severity}" for severity in Severity)
+        codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return (
+            f"AuditReport({self.name}: {self.rows:,} rows, {sum(run.tally is not None for run in self.runs)} rules run;"
+            f" findings: {counts}{f' ({codes})' if codes else ''}; exit code {self.exit_code()})"
+        )
+
     def count(self, severity: Severity, *, only_new: bool = False) -> int:
         """Findings of a severity, those not kept included."""
         if only_new:

@@ -15,7 +15,7 @@ from tokenaudit.audit.life import Life, follow
 from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun
-from tokenaudit.audit.rule import AuditRule
+from tokenaudit.audit.rule import AuditRule, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import recorded_takes
@@ -40,7 +40,7 @@ _COLUMNS = tuple(column.name for column in COLUMNS if column.name not in ("gener
 def audit_log(
     paths: Paths | RunRequest,
     *,
-    rules: Sequence[AuditRule] = RULES,
+    rules: Sequence[AuditRule | str] = RULES,
     epsilon: float = CLIP_EPSILON,
     **options: Unpack[RunOptions],
 ) -> AuditReport:
@@ -48,7 +48,7 @@ def audit_log(
 
     Args:
         paths: files, folders or glob patterns that make up one log; or a whole request.
-        rules: the rules to run.
+        rules: the rules to run; texts are codes, beginnings of codes, or names.
         epsilon: half the width of the range that importance ratios should be in.
         options: what else a `RunRequest` holds: `config` (without one: what is found, else the log's own),
             `overrides`, `isolated`, `working_dir`, `on_progress`.
@@ -56,8 +56,12 @@ def audit_log(
     Raises:
         LogError: a path names no file.
         ConfigError: the config can't be used, or an override names a task that the log lacks.
+        UsageError: a text names no rule, or there is no such option.
     """
     request = RunRequest.of(paths, options)
+    named = [rule for rule in rules if isinstance(rule, str)]
+    chosen = [rule for rule in rules if isinstance(rule, AuditRule)]
+    chosen += select_rules(named, (), RULES) if named else ()
     files = open_for_audit(request.paths)
     settings = settings_for(files.log, request)
     read = _read(files, request)
@@ -67,7 +71,7 @@ def audit_log(
     name = ", ".join(path.name or str(path) for path in request.paths)
     with no_collections():
         case = _replayed(read, settings.config if source else None, name)
-        runs = _run_rules(case, rules)
+        runs = _run_rules(case, chosen)
         return _report(case, runs, source, _evidence(case, epsilon))
 
 

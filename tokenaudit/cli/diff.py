@@ -98,6 +98,7 @@ def diff(
     from tokenaudit.cli.inputs import run_request
     from tokenaudit.cli.output import check_outputs, write_all
     from tokenaudit.compare.compare import compare
+    from tokenaudit.compare.session import check_same_log
 
     figures = _figures(metrics)
     outputs = output or []
@@ -114,7 +115,8 @@ def diff(
         cache=cache,
     )
     sides = load_sides(a, b, request, set_b or [])
-    _check_logs(sides, allow_different_log=allow_different_log)
+    if not allow_different_log:
+        check_same_log(*sides)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)
     show_all = figures is not None
@@ -137,16 +139,6 @@ def _figures(names: str | None) -> list[Figure] | None:
     if not listed:
         raise UsageError(Problem("--metrics names none", None, "write --metrics dropped_tokens,trained_tokens"))
     return figures_named(listed)
-
-
-def _check_logs(sides: Sequence[Side], *, allow_different_log: bool) -> None:
-    from tokenaudit.compare.comparable import same_log
-
-    a, b = (side.result for side in sides)
-    if not allow_different_log and not same_log(a, b):
-        names = ", ".join(entry.name for result in (a, b) for entry in result.inputs)
-        hint = "--allow-different-log compares them all the same"
-        raise UsageError(Problem("A and B come from different logs", names, hint))
 
 
 def _show_warnings(sides: Sequence[Side]) -> None:

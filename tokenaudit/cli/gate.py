@@ -28,7 +28,7 @@ from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from tokenaudit.config.loading import Settings
-    from tokenaudit.gate.report import GateReport, LocatedRule
+    from tokenaudit.gate.report import GateReport
     from tokenaudit.replay.request import RunRequest
     from tokenaudit.replay.result import Result
 
@@ -112,8 +112,9 @@ def gate(
     from tokenaudit.cli.job_summary import append_summary, summary_file
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import write_files
-    from tokenaudit.gate.judge import baseline_fault
+    from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
+    from tokenaudit.gate.session import gate_result
     from tokenaudit.replay.saved_result import result_to_json
 
     if baseline is not None and write_baseline is not None:
@@ -139,7 +140,10 @@ def gate(
     )
     run = _judged_run(request)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
-    report = _report(run.result, located, baseline, allow_different_log, is_new_baseline=write_baseline is not None)
+    if write_baseline is not None:
+        report = judge_for_baseline(run.result, located)
+    else:
+        report = gate_result(run.result, located, baseline=baseline, allow_different_log=allow_different_log)
     show_notices(report.notices)
     judged = log[0].as_posix()
     contents = [
@@ -188,27 +192,6 @@ def _judged_run(request: RunRequest) -> _Run:
         # a run that can't go on has no figures to judge
         raise UsageError(stuck_problems(stuck))
     return _Run(run.result, run.settings, None)
-
-
-def _report(
-    result: Result,
-    rules: list[LocatedRule],
-    baseline: Path | None,
-    allow_different_log: bool,
-    *,
-    is_new_baseline: bool,
-) -> GateReport:
-    from tokenaudit.compare.comparable import check_baseline
-    from tokenaudit.gate.judge import judge, judge_for_baseline
-    from tokenaudit.replay.session import load_result
-
-    if is_new_baseline:
-        return judge_for_baseline(result, rules)
-    if baseline is None:
-        return judge(result, rules)
-    against = load_result(baseline)
-    check_baseline(result, against, str(baseline), allow_different_log=allow_different_log)
-    return judge(result, rules, against)
 
 
 def _told_baseline(path: Path, fault: str | None, code: int) -> int:

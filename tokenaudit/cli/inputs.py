@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run_request(paths: Sequence[Path], **options: Unpack[RunOptions]) -> RunRequest:
     """The request behind a command's arguments, whose progress and notes go to standard error."""
-    request = RunRequest.of(paths, options)
+    request = RunRequest(paths=tuple(paths)).changed(options)
     cache = request.cache
     if isinstance(cache, Path):
         from tokenaudit.log.cache import DigestCache

@@ -25,13 +25,11 @@ def inspect(
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
     from tokenaudit.cli.inputs import run_request
-    from tokenaudit.log.files import open_log
-    from tokenaudit.log.overview import overview, overview_data
+    from tokenaudit.log.overview import overview_data
     from tokenaudit.render.overview import render_overview
-    from tokenaudit.replay.session import read_for
+    from tokenaudit.replay.session import inspect_log
 
-    opened = open_log(log)
-    view = overview(opened, read_for(opened, run_request(log, quarantine=True, cache=cache)))
+    view = inspect_log(run_request(log, cache=cache))
     if format_ is OverviewFormat.JSON:
         streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:

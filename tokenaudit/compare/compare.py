@@ -64,6 +64,9 @@ class Side:
     origins: Mapping[str, str] = field(default_factory=dict)
     tape: EventTape | None = None
 
+    def __repr__(self) -> str:
+        return f"Side({self.label}: {self.result!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
@@ -152,6 +155,15 @@ class Comparison:
     divergence: Divergence | None
     groups: GroupChanges | None
     groups_missing: str
+
+    def __repr__(self) -> str:
+        changed = [change for change in self.totals if change.differs]
+        headline = [change for change in changed if change.figure in _RANKING]
+        shown = ", ".join(f"{change.figure.name} {change.a} to {change.b}" for change in headline)
+        return (
+            f"Comparison({self.a.label} to {self.b.label}: {len(self.settings)} settings, {len(changed)} of"
+            f" {len(self.totals)} figures and {len(self.steps)} steps differ{'; ' if shown else ''}{shown})"
+        )
 
     @property
     def differs(self) -> bool:

@@ -60,6 +60,10 @@ class Settings:
     found_by: FoundBy | None = None
     overridden_tasks: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        named = [key for key, origin in self.origins.items() if origin != DEFAULT]
+        return f"Settings({self.source}: {len(named)} of {len(self.origins)} values set)"
+
 
 def load_settings(
     *,

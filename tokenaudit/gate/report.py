@@ -150,6 +150,12 @@ class GateReport:
     verdicts: tuple[Verdict, ...]
     notices: tuple[Notice, ...]
 
+    def __repr__(self) -> str:
+        names = ", ".join(entry.name for entry in self.inputs)
+        counts = ", ".join(f"{self.count(outcome)} {outcome}" for outcome in Outcome)
+        worst = f"; worst: {self.verdicts[0].rule}" if self.verdicts else ""
+        return f"GateReport({names}: {counts}{worst}; exit code {self.exit_code()})"
+
     def count(self, outcome: Outcome, level: Level | None = None) -> int:
         """Rules with that outcome, of that level."""
         return sum(verdict.outcome is outcome and level in (None, verdict.rule.level) for verdict in self.verdicts)

@@ -129,6 +129,17 @@ class Digest:
     unscored_rewards: int
     log_row: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
+    def summary(self) -> str:
+        """What it holds, in one line."""
+        tokens = int(self.responses.tokens.sum())
+        return (
+            f"{self.name}: {self.rows:,} rows, {len(self.events.kind):,} events, {len(self.responses.tokens):,}"
+            f" responses, {tokens:,} tokens, tasks: {len(self.tasks)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Digest({self.summary()})"
+
     def content_hash(self) -> str:
         """SHA-256 of what replay reads, whatever files, batches or column types it was stored in."""
         digest = hashlib.sha256()

@@ -55,6 +55,9 @@ class Log:
     notes: tuple[str, ...]
     limits: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Log({self.name}: {self.rows:,} rows, files: {len(self.files)}, columns: {len(self.columns)})"
+
     @property
     def config_json(self) -> str | None:
         """The run's own config; None if there is none."""

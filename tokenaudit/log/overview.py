@@ -84,6 +84,12 @@ class Overview:
     faulty_groups: int
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"Overview({self.name}: {self.rows:,} rows, {self.groups:,} groups, {self.tokens:,} tokens, tasks:"
+            f" {len(self.tasks)}, files: {self.files}, {self.timeline} timeline, faulty groups: {self.faulty_groups})"
+        )
+
 
 def overview(log: Log, digest: Digest) -> Overview:
     """Describe a log, digested with `quarantine` and `allow_missing_versions`."""

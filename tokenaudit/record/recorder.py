@@ -114,6 +114,9 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"Recorder({self._parts.path}: {self.sealed_events:,} events sealed)"
+
     def put(
         self,
         group: Sequence[Mapping[str, Any]],

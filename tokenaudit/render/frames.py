@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tokenaudit.contracts.metrics import Metric, Total, Unit
+from tokenaudit.compare.metric_values import Missing, has_steps, row_value
+from tokenaudit.contracts.metrics import RATES, Metric, Rate, Total, Unit
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
+from tokenaudit.replay.session import Run, result_of
 
 _STEP, _TAIL = "step", "tail"
 
@@ -35,6 +38,34 @@ def rows_frame(result: Result, *, by_task: bool = False) -> pl.DataFrame:
             ids = {name: row.get(name, {}).get(task, []) for name in (TAKEN_IDS, EXPIRED_IDS)} if with_ids else {}
             records.append(head | {"task": task} | _values(result.metrics, part, row) | ids)
     return pl.DataFrame(records, schema=_schema(result.metrics, by_task, with_ids), orient="row")
+
+
+def steps_frame(result: Result | Run | Path | str, *, by_task: bool = False) -> pl.DataFrame:
+    """One row per step with its metrics and rates; the tail after the last step is left out.
+
+    Args:
+        result: a result, a run, or a file saved with -o.
+        by_task: one row per step and task instead.
+
+    Raises:
+        TokenauditError: it is no result.
+    """
+    run = result_of(result)
+    frame = rows_frame(run, by_task=by_task).filter(pl.col("row") == _STEP).drop("row")
+    keys = [(row, task) for row in run.steps for task in (row[TASKS] if by_task else [None])]
+    counted = {*run.metrics}
+    rates = [
+        rate for rate in RATES.values() if has_steps(rate) and counted.issuperset(rate.numerator + rate.denominator)
+    ]
+    columns = [
+        pl.Series(rate.name, [_rate_of(row, rate, task) for row, task in keys], dtype=pl.Float64) for rate in rates
+    ]
+    return frame.with_columns(columns)
+
+
+def _rate_of(row: RowData, rate: Rate, task: str | None) -> float | None:
+    value = row_value(row, rate, task)
+    return None if value is None or isinstance(value, Missing) else float(value)
 
 
 def csv_text(frame: pl.DataFrame) -> str:

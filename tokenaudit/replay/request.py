@@ -108,8 +108,13 @@ class RunRequest:
         """
         if isinstance(paths, RunRequest):
             return paths.changed(options)
-        listed = [paths] if isinstance(paths, Path | str) else paths
-        return RunRequest(paths=tuple(Path(path) for path in listed)).changed(options)
+        listed = [paths] if isinstance(paths, Path | str) else list(paths) if isinstance(paths, Iterable) else [paths]
+        wrong = [path for path in listed if not isinstance(path, Path | str)]
+        if wrong:
+            raise UsageError(Problem(f"{shown(path)} is no path", None, "name files or folders") for path in wrong)
+        if not listed:
+            raise UsageError(Problem("no log is named", None, "name files or folders"))
+        return RunRequest(paths=tuple(map(Path, listed))).changed(options)
 
     def changed(self, options: RunOptions) -> RunRequest:
         """The request with some of its options changed; errors as for `of`."""
@@ -168,6 +173,10 @@ def _faults(name: str, value: Any) -> Iterator[Problem]:
         allowed = "it is a file, or the contents of one as a dict"
     elif name in ("config_path", "working_dir") and not isinstance(value, Path | str | None):
         allowed = "it is a path"
+    elif name == "cache" and not (isinstance(value, Path | str | None) or hasattr(value, "read_digest")):
+        allowed = "it is a folder, or a DigestCache"
+    elif name == "on_progress" and value is not None and not callable(value):
+        allowed = "it is a function of a label, what is done and what there is"
     if allowed:
         yield Problem(wrong, None, allowed)
 

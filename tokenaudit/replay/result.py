@@ -159,6 +159,18 @@ class Result:
     definitions: str = m.definitions_hash()
     intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        produced, trained, dropped, expired = (
+            self.totals.get(metric.name, 0)
+            for metric in (m.PRODUCED_TOKENS, m.TRAINED_TOKENS, m.DROPPED_TOKENS, m.EXPIRED_GROUPS)
+        )
+        names = ", ".join(entry.name for entry in self.inputs)
+        steps = f"steps {self.selection}" if self.selection else f"{len(self.steps)} steps"
+        return (
+            f"Result({self.kind} of {names}, {self.config_source}: {steps}, {produced:,} tokens produced, {trained:,}"
+            f" trained, {dropped:,} dropped, {expired:,} groups expired; warnings: {len(self.warnings)})"
+        )
+
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics of its rows, in order."""

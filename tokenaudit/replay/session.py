@@ -12,11 +12,12 @@ from typing import Unpack
 
 from tokenaudit.config.loading import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
 from tokenaudit.config.sections import resolved
-from tokenaudit.contracts.errors import LogError, Problem, ResultError
+from tokenaudit.contracts.errors import LogError, Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.cache import DigestCache
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, open_log
+from tokenaudit.log.overview import Overview, overview
 from tokenaudit.log.reading import read_digest
 from tokenaudit.log.version_spans import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.replay.events import RunEvent
@@ -32,11 +33,14 @@ MOST_RESULT_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayedLog:
-    """A result and the settings it was made with."""
+class Run:
+    """A finished run: its result and the settings it was made with."""
 
     result: Result
     settings: Settings
+
+    def __repr__(self) -> str:
+        return repr(self.result).replace("Result(", "Run(", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,9 @@ class LoadedLog:
     digest: Digest
     settings: Settings
     request: RunRequest
+
+    def __repr__(self) -> str:
+        return f"LoadedLog({self.digest.summary()}; config from {config_source(self.settings)})"
 
     def replay(self, **options: Unpack[RunOptions]) -> Result:
         """Replay the log, which isn't read again, with other options than those it was loaded with.
@@ -62,7 +69,7 @@ class LoadedLog:
         return replay_loaded(replace(self, settings=settings, request=request))
 
 
-def replay_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> ReplayedLog:
+def replay_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Run:
     """Replay a recorded log under a config.
 
     Args:
@@ -74,7 +81,7 @@ def replay_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Repl
         TokenauditError: the log, the config or their combination can't be used; holds every problem found.
     """
     loaded = load_log(paths, **options)
-    return ReplayedLog(replay_loaded(loaded), loaded.settings)
+    return Run(replay_loaded(loaded), loaded.settings)
 
 
 def load_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedLog:
@@ -129,6 +136,17 @@ def read_for(log: Log, request: RunRequest, *, allow_missing_versions: bool = Tr
         allow_missing_versions=allow_missing_versions,
         on_progress=request.stage(f"reading {log.name}", log.rows),
     )
+
+
+def inspect_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Overview:
+    """What a log holds, structural faults included; of `options` only `cache` and `on_progress` count.
+
+    Raises:
+        LogError: it can't be read.
+    """
+    request = replace(RunRequest.of(paths, options), quarantine=True)
+    log = open_log(request.paths)
+    return overview(log, read_for(log, request))
 
 
 def check_left(digest: Digest) -> None:
@@ -204,6 +222,24 @@ def load_result(path: Path | str) -> Result:
         what = f"a saved result of more than {MOST_RESULT_BYTES // 2**20} MiB"
         raise ResultError(Problem(what, str(path), "save it without --groups"))
     return result_from_json(text, str(path))
+
+
+def result_of(run: Result | Run | Path | str) -> Result:
+    """A result, the result of a run, or one saved with -o.
+
+    Raises:
+        UsageError: it is none of them.
+        ResultError: the file can't be read.
+    """
+    match run:
+        case Result():
+            return run
+        case Run():
+            return run.result
+        case Path() | str():
+            return load_result(run)
+    hint = "give a result, a run, or a file saved with -o"
+    raise UsageError(Problem(f"{shown(run)} is no result", None, hint))
 
 
 @contextmanager

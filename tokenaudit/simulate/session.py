@@ -16,7 +16,7 @@ from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import last_step
 from tokenaudit.replay.request import Paths, PromptOrder, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
-from tokenaudit.replay.session import config_source, no_collections, observed, read_for, settings_for
+from tokenaudit.replay.session import Run, config_source, no_collections, observed, read_for, settings_for
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.event_log import EventLogWriter
 from tokenaudit.simulate.notices import simulation_notices
@@ -46,18 +46,13 @@ class LoadedWorkload:
     prompt_order: PromptOrder | None = None
     quarantined: tuple[int, int] = (0, 0)
 
-
-@dataclass(frozen=True, slots=True)
-class SimulatedWorkload:
-    """A result and the settings it was made with."""
-
-    result: Result
-    settings: Settings
+    def __repr__(self) -> str:
+        return f"Loaded{self.workload!r}"
 
 
 def simulate_workload(
     paths: Paths | RunRequest, *, event_log: Path | BinaryIO | None = None, **options: Unpack[RunOptions]
-) -> SimulatedWorkload:
+) -> Run:
     """Simulate a workload, or one derived from a log, under a config.
 
     Args:
@@ -76,7 +71,7 @@ def simulate_workload(
     request = RunRequest.of(paths, options)
     loaded = load_workload(request)
     settings = settings_for(loaded.source, request)
-    return SimulatedWorkload(simulate_loaded(loaded, settings, request, event_log=event_log), settings)
+    return Run(simulate_loaded(loaded, settings, request, event_log=event_log), settings)
 
 
 def load_workload(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedWorkload:

@@ -127,6 +127,12 @@ class Workload:
     truncated_responses: int = 0
     unscored_rewards: int = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"Workload({self.name}: {len(self.tasks)} tasks, {self.groups:,} groups, {self.responses:,} responses,"
+            f" {self.tokens:,} tokens)"
+        )
+
     @property
     def groups(self) -> int:
         """Groups of all tasks."""
