@@ -12,7 +12,7 @@ from tokenaudit.config.model import Config, Mode, Policy, ReplayPolicy, Task, Ta
 from tokenaudit.config.sections import dotted_items, parse_config, require_timeline, resolved, task_order, task_sizes
 from tokenaudit.config.warnings import ConfigWarning, config_warnings
 from tokenaudit.contracts.errors import ConfigError, Problem
-from tokenaudit.lifecycle.policies import ExpiryPolicy
+from tokenaudit.lifecycle.staleness import ExpiryPolicy
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

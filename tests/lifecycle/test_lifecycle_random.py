@@ -11,7 +11,8 @@ from tests.conftest import examples
 from tests.oracles.slow_buffer import SlowBuffer
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.lifecycle.members import Group, MadeMembers
-from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
+from tokenaudit.lifecycle.pool import ReplayPolicy
+from tokenaudit.lifecycle.staleness import ExpiryPolicy
 from tokenaudit.lifecycle.types import Response, Status
 
 TASKS = ("math", "code")

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenaudit.lifecycle.staleness import ALWAYS_FRESH, oldest_fresh_version
 from tokenaudit.masks import torch_backend
-from tokenaudit.masks.batch import ALWAYS_FRESH, MaskBatch, Masks, oldest_fresh_version
+from tokenaudit.masks.batch import MaskBatch, Masks
 from tokenaudit.masks.numpy_backend import NumpyBackend
 from tokenaudit.masks.torch_backend import CudaBackend, TorchBackend, effective_mask, exempt_responses
 

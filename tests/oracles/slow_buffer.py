@@ -20,7 +20,8 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import Group, GroupMembers, MadeMembers
-from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
+from tokenaudit.lifecycle.pool import ReplayPolicy
+from tokenaudit.lifecycle.staleness import ExpiryPolicy
 from tokenaudit.lifecycle.types import Response, Status
 
 

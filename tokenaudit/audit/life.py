@@ -11,18 +11,15 @@ import numpy as np
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupSampled, GroupTaken
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupTaken
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, Digest
 from tokenaudit.replay.events import RunEvent, StepClosed
+from tokenaudit.replay.held_groups import HeldGroups, Key
 from tokenaudit.replay.ledger import Ledger, count
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import TimelineKind
-
-Key = tuple[str, int]
-"""(task name, group id)"""
 
 NEVER = -1
 """Step of a row that was never taken."""
@@ -31,11 +28,10 @@ _PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 
 
 class Taken(NamedTuple):
-    """A group that replay took; `put` is the log event of its last put, `age` its largest staleness."""
+    """A group that replay took; `put` is the log event of its last put."""
 
     event: GroupTaken
     put: int
-    age: int
 
 
 class Expired(NamedTuple):
@@ -154,7 +150,7 @@ class _Follower:
         self._recorded_pools = {key: iter(pools) for key, pools in recorded_pools.items()}
         self._log_event = -1
         self._last_put: dict[Key, int] = {}
-        self._pool: dict[Key, Status] = {}
+        self._held = HeldGroups()
         self._discarded: set[Key] = set()
         self._taken_at: dict[Key, int] = {}
         self._put_before: set[Key] = set()
@@ -164,12 +160,12 @@ class _Follower:
         self._log_event = log_event
         kind, key = self._kinds[log_event], self._keys[log_event]
         if kind == _SAMPLE:
-            pool = self._pool.get(key)
+            pool = self._held.status(key)
             recorded = next(self._recorded_pools[key])
             was_put = key in self._put_before
             self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded, was_put))
         elif kind == _PUT:
-            held = self._pool.get(key)
+            held = self._held.status(key)
             if held is not None or key in self._taken_at:
                 self.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
             self._put_before.add(key)
@@ -186,34 +182,26 @@ class _Follower:
         elif isinstance(event, GroupPut):
             key = (event.task_name, event.group_id)
             self._last_put[key] = self._log_event
-            self._pool[key] = event.status
             self._discarded.discard(key)
         elif isinstance(event, GroupRejected):
-            self._pool.pop((event.task_name, event.group_id), None)
             self.rejected[self._log_event] = event.status
         elif isinstance(event, GroupExpired):
             self._note_expired(event)
         elif isinstance(event, GroupTaken):
             self._note_taken(event)
-        elif isinstance(event, GroupSampled):
-            self._pool.pop((event.task_name, event.group_id), None)
+        self._held.observe(event)
 
     def _note_expired(self, event: GroupExpired) -> None:
         key = (event.task_name, event.group_id)
         put = self._last_put[key]
         self.expired.append(Expired(event, put, event.train_step - int(self._digest.events.train_step[put])))
-        if event.fate is Fate.RESET:
-            self._pool[key] = Status.EXPIRED
-        else:
-            self._pool.pop(key, None)
+        if event.fate is Fate.DISCARDED:
             self._discarded.add(key)
 
     def _note_taken(self, event: GroupTaken) -> None:
         key = (event.task_name, event.group_id)
         put = self._last_put[key]
-        self._pool.pop(key, None)
         self._taken_at[key] = event.train_step
         first, last = self._digest.events.first_response[put : put + 2].tolist()
         self.taken_step[first:last] = event.train_step
-        oldest = event.responses.measures.oldest
-        self.taken.append(Taken(event, put, 0 if oldest is None else staleness(oldest, event.train_step)))
+        self.taken.append(Taken(event, put))

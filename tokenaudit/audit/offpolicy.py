@@ -15,6 +15,7 @@ from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.scan import SENTINEL_LOGPROB
 from tokenaudit.audit.scan_runs import unfolded
 from tokenaudit.contracts.schema import VERSION_RUNS
+from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s
@@ -112,7 +113,7 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     old, new = (_of_rows(side.values, side.lengths, usable).astype(np.float64) for side in (rollout, trained))
     for logprob in (old, new):
         trainable &= np.isfinite(logprob) & (logprob > SENTINEL_LOGPROB)
-    age = np.clip(np.repeat(train_step, lengths) - version - 1, -1, OLDEST_AGE) + 1
+    age = np.clip(staleness(version, np.repeat(train_step, lengths)), -1, OLDEST_AGE) + 1
     delta = np.clip(new[trainable] - old[trainable], -_MOST_DELTA, _MOST_DELTA)
     return delta, age[trainable].astype(np.int64)
 

@@ -7,6 +7,7 @@ import numpy as np
 from tokenaudit.audit.table import LogTable
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, STATUSES, Digest
@@ -78,9 +79,9 @@ class PutRuns:
         owner, run = self._runs_of(rows)
         limits = np.array([self._limit(task) for task in self._table.tasks], dtype=np.int64)
         version = self._digest.runs.model_step[run]
-        age = train_step[owner] - version - 1
-        is_fresh = (version == MISSING_VERSION) | (age < limits[self._table["task"][rows]][owner])
-        trainable = np.where(is_fresh, self._digest.runs.trainable[run], 0)
+        oldest = oldest_fresh(train_step, limits[self._table["task"][rows]])[owner]
+        counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
+        trainable = np.where(counts, self._digest.runs.trainable[run], 0)
         return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
 
     def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:

@@ -13,6 +13,7 @@ from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.life import NEVER, Life
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.takes import RecordedTake
+from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools
@@ -95,7 +96,7 @@ def trained_masks(log: Log, table: LogTable, life: Life, takes: Sequence[Recorde
             continue
         responses += 1
         task = table.tasks[int(table["task"][put_row])]
-        limit = None if spared[put_row] else life.config.token_stale_threshold(task)
+        limit = life.config.expiry_policy(task).token_threshold(bool(spared[put_row]))
         differing = tuple(run for run in _runs(runs, mask, semantic, step, limit) if _is_wrong(run))
         if differing:
             wrong.append(TrainedResponse(table.subject(put_row), step, limit, differing))
@@ -129,13 +130,13 @@ def _runs(
     """The runs of a response; without its semantic mask, numbers per run have to do."""
     bounds = np.cumsum([0, *(tokens for _, tokens, _ in runs)]).tolist()
     no_token_trained = not any(trainable for _, _, trainable in runs)
+    oldest = oldest_fresh_version(train_step, limit)
     for (version, tokens, trainable), (first, last) in zip(runs, pairwise(bounds), strict=True):
-        age = train_step - version - 1
         # The rule spares a response whose own mask is all zero; nothing of it is trained either way.
-        is_stale = limit is not None and age >= limit and not no_token_trained
+        is_stale = not is_fresh(version, oldest) and not no_token_trained
         ones = int(mask[first:last].sum())
         trained = min(ones, trainable) if semantic is None else int((mask & semantic)[first:last].sum())
-        yield TrainedRun(first, tokens, age, is_stale, trainable, trained, ones - trained)
+        yield TrainedRun(first, tokens, staleness(version, train_step), is_stale, trainable, trained, ones - trained)
 
 
 def _is_wrong(run: TrainedRun) -> bool:

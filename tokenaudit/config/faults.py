@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tokenaudit.config.model import Allowed, Buffer, Config, Gate, Mode, Policy, Section, Task, Timeline
 from tokenaudit.contracts.errors import Problem, nearest_hint
-from tokenaudit.lifecycle.policies import ReplayPolicy
+from tokenaudit.lifecycle.pool import ReplayPolicy
 
 _MOST_PROBLEMS = 20
 _MOST_CHARACTERS = 60

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 
-from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
-from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
+from tokenaudit.lifecycle.pool import ReplayPolicy
+from tokenaudit.lifecycle.staleness import ExpiryPolicy, stale_threshold, token_stale_threshold
 
 OFF = "off"
 """How a config spells an absent token rule."""

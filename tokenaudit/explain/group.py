@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,11 +21,12 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.lifecycle.types import Response, Status, VersionRun, token_count
+from tokenaudit.lifecycle.members import GroupMembers
+from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
+from tokenaudit.lifecycle.types import Response, Status, VersionRun
 from tokenaudit.log.digest import KINDS, Digest
 from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
-from tokenaudit.replay.held_groups import Holding, Key
+from tokenaudit.replay.held_groups import HeldGroups, Key
 from tokenaudit.replay.open_loop import replay, timeline_of
 from tokenaudit.replay.request import TimelineKind
 
@@ -195,7 +196,8 @@ class _Teller:
         self.moments: list[Moment] = []
         self._digest = digest
         self._key = key
-        self._holding = Holding(config)
+        self._policy = config.expiry_policy(key[0])
+        self._held = HeldGroups()
         self._simulated = timeline_of(digest) is TimelineKind.SIMULATED
         self._refreshed: int | None = None
         self._aged_at: int | None = None
@@ -216,7 +218,7 @@ class _Teller:
         elif kind is EventKind.PUT:
             self._put_step = step
         elif kind is EventKind.SAMPLE and self._is_own(log_event):
-            status = self._holding.status(self._key)
+            status = self._held.status(self._key)
             if status is None or status is Status.COMPLETED:
                 why = "it is not held" if status is None else "it waits as completed"
                 self._tell(MomentKind.NOT_SAMPLED, None, detail=why)
@@ -231,14 +233,14 @@ class _Teller:
             return
         if (event.task_name, event.group_id) == self._key:
             self._hear_own(event)
-        self._holding.hear(event)
+        self._held.observe(event)
 
     def ending(self) -> str:
         """Where the group is in the end."""
-        held = self._holding.held.get(self._key)
+        held = self._held.get(self._key)
         if held is None:
             return self._end
-        return f"held as {held.status} with {token_count(held.responses):,} tokens"
+        return f"held as {held.status} with {held.responses.measures.tokens:,} tokens"
 
     def _is_own(self, log_event: int) -> bool:
         events = self._digest.events
@@ -247,13 +249,13 @@ class _Teller:
     def _settle(self) -> None:
         """A refresh that has done nothing to the group is a moment of waiting."""
         step, self._refreshed = self._refreshed, None
-        if step is not None and self._key in self._holding.held and step != self._aged_at:
+        if step is not None and self._key in self._held and step != self._aged_at:
             self._tell(MomentKind.WAITED, step)
 
     def _hear_step(self, event: StepClosed) -> None:
-        if self._holding.status(self._key) is Status.COMPLETED:
+        if self._held.status(self._key) is Status.COMPLETED:
             self._last_take = event.train_step
-        if self._simulated and self._key in self._holding.held and event.train_step != self._aged_at:
+        if self._simulated and self._key in self._held and event.train_step != self._aged_at:
             self._tell(MomentKind.WAITED, event.train_step)
 
     def _hear_own(self, event: RunEvent) -> None:
@@ -263,7 +265,7 @@ class _Teller:
             self._last_take = None
             self._add(MomentKind.PUT, event.train_step, event.responses, detail=f"as {event.status}")
         elif isinstance(event, PutSkipped):
-            was = "it waits as completed" if self._key in self._holding.held else "it was taken before"
+            was = "it waits as completed" if self._key in self._held else "it was taken before"
             self._tell(MomentKind.SKIPPED, self._put_step, detail=f"{was}; {event.avoided_tokens:,} tokens avoided")
         elif isinstance(event, GroupRejected):
             self._end = f"discarded as {event.status}"
@@ -285,7 +287,7 @@ class _Teller:
         self._refreshed, self._aged_at = None, event.train_step
         fates = _FATES[event.fate]
         by_key = {r.key: fates[0] for r in event.expired} | {r.key: fates[1] for r in event.fresh}
-        order = self._holding.held.get(self._key)
+        order = self._held.get(self._key)
         responses = order.responses if order is not None else (*event.expired, *event.fresh)
         members = tuple(_member(r, event.train_step, by_key.get(r.key)) for r in responses)
         self._end = "discarded as expired" if event.fate is Fate.DISCARDED else ""
@@ -301,20 +303,20 @@ class _Teller:
         )
 
     def _tell(self, kind: MomentKind, train_step: int | None, detail: str = "") -> None:
-        held = self._holding.held.get(self._key)
-        self._add(kind, train_step, held.responses if held else (), detail=detail)
+        held = self._held.get(self._key)
+        self._add(kind, train_step, held.responses if held else None, detail=detail)
 
-    def _add(self, kind: MomentKind, train_step: int | None, responses: Iterable[Response], detail: str) -> None:
+    def _add(self, kind: MomentKind, train_step: int | None, responses: GroupMembers | None, detail: str) -> None:
         expires_at = None
-        if kind in (MomentKind.PUT, MomentKind.WAITED):
+        if responses is not None and kind in (MomentKind.PUT, MomentKind.WAITED):
             self._aged_at = train_step
-            expires_at = self._holding.expires_at(self._key[0], responses)
+            expires_at = responses.measures.expires_at(self._policy)
         if kind is MomentKind.PUT and expires_at is not None and train_step is not None:
             if self._fixed is None or self._fixed[0] != expires_at:
                 self._fixed = (expires_at, train_step)
         elif kind is MomentKind.PUT:
             self._fixed = None
-        members = tuple(_member(response, train_step) for response in responses)
+        members = tuple(_member(response, train_step) for response in responses or ())
         self.moments.append(Moment(kind, train_step, members, expires_at, detail, self._restarted))
         self._restarted = 0
 
@@ -339,10 +341,7 @@ def _member(response: Response, train_step: int | None, fate: MemberFate | None 
 
 
 def _taken_members(event: GroupTaken) -> Iterator[Member]:
-    limit = event.token_stale_threshold
+    oldest = oldest_fresh_version(event.train_step, event.token_stale_threshold)
     for response in event.responses:
-        is_trained = any(
-            trainable and (limit is None or staleness(version, event.train_step) < limit)
-            for version, _, trainable in response.runs
-        )
+        is_trained = any(trainable and is_fresh(version, oldest) for version, _, trainable in response.runs)
         yield _member(response, event.train_step, MemberFate.TRAINED if is_trained else MemberFate.MASKED)

@@ -8,10 +8,10 @@ from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.lifecycle.events import GroupExpired, GroupPut, GroupTaken
 from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.lifecycle.types import Status, token_count
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.digest import Digest
 from tokenaudit.replay.events import StepClosed
-from tokenaudit.replay.held_groups import Holding
+from tokenaudit.replay.held_groups import HeldGroups
 from tokenaudit.replay.open_loop import replay
 
 
@@ -68,13 +68,13 @@ def step_story(digest: Digest, config: Config, train_step: int) -> StepStory:
         UsageError: the run has no such step, or the log can't be replayed this way.
         ConfigError: the log can't be replayed under this config.
     """
-    holding = Holding(config)
+    held_groups = HeldGroups()
     puts: dict[str, int] = {}
     taken: list[TakenGroup] = []
     expired: list[GroupExpired] = []
     steps: list[int] = []
     for event in replay(digest, config):
-        holding.hear(event)
+        held_groups.observe(event)
         if isinstance(event, GroupPut):
             puts[event.task_name] = puts.get(event.task_name, 0) + 1
         elif isinstance(event, GroupTaken):
@@ -91,7 +91,7 @@ def step_story(digest: Digest, config: Config, train_step: int) -> StepStory:
                     dict(event.asked),
                     tuple(taken),
                     tuple(expired),
-                    _waiting(holding),
+                    _waiting(held_groups, config),
                 )
             puts, taken, expired = {}, [], []
     hint = f"its steps are {steps[0]} to {steps[-1]}" if steps else "it has no step at all"
@@ -105,10 +105,11 @@ def _taken(event: GroupTaken) -> TakenGroup:
     return TakenGroup(event.task_name, event.group_id, age, measures.tokens, trained, stale)
 
 
-def _waiting(holding: Holding) -> tuple[WaitingGroup, ...]:
-    groups = [
-        WaitingGroup(task, group_id, held.status, token_count(held.responses), holding.expires_at(task, held.responses))
-        for (task, group_id), held in holding.held.items()
-    ]
+def _waiting(held_groups: HeldGroups, config: Config) -> tuple[WaitingGroup, ...]:
+    policies = {task: config.expiry_policy(task) for task, _ in held_groups}
+    groups: list[WaitingGroup] = []
+    for (task, group_id), (status, responses) in held_groups.items():
+        measures = responses.measures
+        groups.append(WaitingGroup(task, group_id, status, measures.tokens, measures.expires_at(policies[task])))
     never = 2**31
     return tuple(sorted(groups, key=lambda group: (group.expires_at or never, group.task, group.group_id)))

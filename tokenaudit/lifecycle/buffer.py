@@ -22,9 +22,14 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import Group, GroupMembers, MemberFacts, MembersPart
-from tokenaudit.lifecycle.policies import ExpiryPolicy, ReplayPolicy
-from tokenaudit.lifecycle.pool import Pool, Record
-from tokenaudit.lifecycle.staleness import newest_too_old, too_old_from
+from tokenaudit.lifecycle.pool import Pool, Record, ReplayPolicy
+from tokenaudit.lifecycle.staleness import (
+    ExpiryPolicy,
+    expires_by_token,
+    is_too_old,
+    newest_too_old,
+    oldest_fresh_version,
+)
 from tokenaudit.lifecycle.types import Status
 
 HELD_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
@@ -123,11 +128,11 @@ class ReplayBuffer:
         events: list[LifecycleEvent] = []
         for task, size in sizes.items():
             pool = self._pools[task][_COMPLETED]
-            threshold = self._policies[task].token_stale_threshold
+            policy = self._policies[task]
             for _ in range(min(size, len(pool))):
                 group = self._pop(pool).group
-                applies = None if group.responses.measures.is_agentic else threshold
-                events.append(GroupTaken(task, group.group_id, train_step, applies, group.responses))
+                threshold = policy.token_threshold(group.responses.measures.is_agentic)
+                events.append(GroupTaken(task, group.group_id, train_step, threshold, group.responses))
         return events
 
     def sample(self, task_name: str, status: Status) -> list[LifecycleEvent]:
@@ -169,11 +174,10 @@ class ReplayBuffer:
         """Settle a record with at least one expired member, old or new; updates its group."""
         group = record.group
         policy = self._policies[group.task_name]
-        token_threshold = None if group.responses.measures.is_agentic else policy.token_stale_threshold
-        newest_stale = newest_too_old(train_step, policy.stale_threshold)
-        newest_stale_token = None if token_threshold is None else newest_too_old(train_step, token_threshold)
         members = group.responses
-        reasons = [_expiry_reason(facts, newest_stale, newest_stale_token) for facts in members.facts]
+        newest_stale = newest_too_old(train_step, policy.stale_threshold)
+        oldest_fresh = oldest_fresh_version(train_step, policy.token_threshold(members.measures.is_agentic))
+        reasons = [_expiry_reason(facts, newest_stale, oldest_fresh) for facts in members.facts]
         is_expired = [reason is not None for reason in reasons]
         fate = _RESET if policy.retryable else _DISCARDED
         if fate is _RESET:
@@ -249,32 +253,24 @@ class ReplayBuffer:
 def _measure(record: Record, policy: ExpiryPolicy) -> None:
     """Set what follows from the members' versions: the oldest of them, and when the next member expires."""
     measures = record.group.responses.measures
-    oldest_alive, newest_trainable = measures.oldest_alive, measures.newest_trainable
-    expiry = None if oldest_alive is None else too_old_from(oldest_alive, policy.stale_threshold)
-    token_threshold = None if measures.is_agentic else policy.token_stale_threshold
-    if token_threshold is not None and newest_trainable is not None:
-        token_expiry = too_old_from(newest_trainable, token_threshold)
-        expiry = token_expiry if expiry is None else min(expiry, token_expiry)
     record.oldest = measures.oldest
-    record.expiry_step = expiry
+    record.expiry_step = measures.expires_at(policy)
 
 
 def _is_due(record: Record, train_step: int) -> bool:
     return record.expiry_step is not None and record.expiry_step <= train_step
 
 
-def _expiry_reason(facts: MemberFacts, newest_stale: int, newest_stale_token: int | None) -> ExpiryReason | None:
-    """Why a response is expired, given the newest versions that are too old for responses and for tokens."""
+def _expiry_reason(facts: MemberFacts, newest_stale: int, oldest_fresh: int) -> ExpiryReason | None:
+    """Why a response is expired, given the newest version too old for a response and the oldest fresh for a token."""
     status, _, _, _, _, oldest, newest_trainable = facts
     if status is _EXPIRED:
         return _ARRIVED_EXPIRED
     if oldest is None:
         return None
-    if oldest <= newest_stale:
+    if is_too_old(oldest, newest_stale):
         return _SEQUENCE
-    if newest_stale_token is None or newest_trainable is None:
-        return None
-    return _TOKEN if newest_trainable <= newest_stale_token else None
+    return _TOKEN if expires_by_token(newest_trainable, oldest_fresh) else None
 
 
 def _group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.staleness import ExpiryPolicy, staleness
 from tokenaudit.lifecycle.types import Response, Status, group_status
 
 MemberFacts = tuple[Status, int, int, int, bool, int | None, int | None]
@@ -58,7 +58,7 @@ class GroupMeasures(NamedTuple):
 
     def staleness_sum(self, train_step: int) -> int:
         """Staleness of all members, where one without tokens counts as 0."""
-        return (self.samples - self.without_tokens) * (train_step - 1) - self.oldest_sum
+        return (self.samples - self.without_tokens) * staleness(0, train_step) - self.oldest_sum
 
     def staleness_max(self, train_step: int) -> int:
         """The largest staleness of a member, where one without tokens counts as 0."""
@@ -66,6 +66,10 @@ class GroupMeasures(NamedTuple):
             return 0
         age = staleness(self.oldest, train_step)
         return 0 if age < 0 and self.without_tokens else age
+
+    def expires_at(self, policy: ExpiryPolicy) -> int | None:
+        """The train step at which the next member expires if nothing happens before; None if none ever does."""
+        return policy.expires_at(self.oldest_alive, self.newest_trainable, self.is_agentic)
 
 
 class _Responses(Sequence[Response]):
@@ -166,29 +170,29 @@ class MembersPart(_Responses):
 
     Args:
         members: all of them.
-        is_part: which belong to the part.
 
     Attributes:
+        is_part: which of them belong to the part.
         tokens: of the part.
     """
 
-    __slots__ = ("_is_part", "_members", "tokens")
+    __slots__ = ("_members", "is_part", "tokens")
 
     def __init__(self, members: GroupMembers, is_part: Sequence[bool]) -> None:
         self._members = members
-        self._is_part = is_part
+        self.is_part = is_part
         self.tokens = sum([facts[1] for facts in self.facts()])
 
     def __len__(self) -> int:
-        return sum(self._is_part)
+        return sum(self.is_part)
 
     def facts(self) -> Iterator[MemberFacts]:
         """What the lifecycle asks of every response of the part."""
-        return compress(self._members.facts, self._is_part)
+        return compress(self._members.facts, self.is_part)
 
     def made(self) -> tuple[Response, ...]:
         """All of the part."""
-        return tuple(compress(self._members.made(), self._is_part))
+        return tuple(compress(self._members.made(), self.is_part))
 
 
 class Group:

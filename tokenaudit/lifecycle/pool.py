@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from enum import StrEnum
 
 from tokenaudit.lifecycle.members import Group
 from tokenaudit.lifecycle.types import Status
 
 _SLACK = 64
+
+
+class ReplayPolicy(StrEnum):
+    """The order in which records leave a pool."""
+
+    STALENESS = "staleness"
+    """Largest record staleness first, then the order of the puts: uses old data before it expires."""
+    FIFO = "fifo"
+    """The order of the puts."""
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""How old a token is, and when it is too old: integer formulas, nothing else.
+"""How old a token is, and what is fresh, too old or exempt: every other module asks here.
 
 Source: InternLM/xtuner pull request 2003. `train_step` counts trainer steps from 1, `model_step` is the number
 of train steps in the weights that made a token, so fully synchronous training has a staleness of 0.
@@ -6,9 +6,22 @@ of train steps in the weights that made a token, so fully synchronous training h
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, overload
 
-def staleness(model_step: int, train_step: int) -> int:
-    """Age in train steps of a token of version `model_step` at `train_step`; negative for a future version."""
+ALWAYS_FRESH = -(2**31)
+"""The oldest fresh version where no token rule applies: every version is fresh, in 32 bits too."""
+
+
+@overload
+def staleness(model_step: int, train_step: int) -> int: ...
+@overload
+def staleness(model_step: Any, train_step: Any) -> Any: ...
+def staleness(model_step: Any, train_step: Any) -> Any:
+    """Age in train steps of a token of version `model_step` at `train_step`; negative for a future version.
+
+    Of integers, or of arrays and tensors of them, like all with two signatures here.
+    """
     return train_step - model_step - 1
 
 
@@ -24,16 +37,101 @@ def token_stale_threshold(max_token_staleness: int | None, sync_weights_interval
     return (max_token_staleness + 1) * sync_weights_interval
 
 
+@overload
+def newest_too_old(train_step: int, threshold: int) -> int: ...
+@overload
+def newest_too_old(train_step: Any, threshold: Any) -> Any: ...
+def newest_too_old(train_step: Any, threshold: Any) -> Any:
+    """The largest version whose tokens have a staleness of `threshold` or more at `train_step`."""
+    return train_step - threshold - 1
+
+
+def is_too_old(model_step: int, newest_stale: int) -> bool:
+    """Whether a response whose oldest version is `model_step` is too old, given `newest_too_old` at the step."""
+    return model_step <= newest_stale
+
+
+@overload
+def oldest_fresh(train_step: int, threshold: int) -> int: ...
+@overload
+def oldest_fresh(train_step: Any, threshold: Any) -> Any: ...
+def oldest_fresh(train_step: Any, threshold: Any) -> Any:
+    """The smallest version whose tokens have a staleness below `threshold` at `train_step`."""
+    return train_step - threshold
+
+
+def oldest_fresh_version(train_step: int, token_threshold: int | None) -> int:
+    """The oldest version that is fresh at a step, in 32 bits; `ALWAYS_FRESH` where no token rule applies."""
+    return ALWAYS_FRESH if token_threshold is None else max(oldest_fresh(train_step, token_threshold), ALWAYS_FRESH)
+
+
+@overload
+def is_fresh(model_step: int, oldest: int) -> bool: ...
+@overload
+def is_fresh(model_step: Any, oldest: Any) -> Any: ...
+def is_fresh(model_step: Any, oldest: Any) -> Any:
+    """Whether tokens of a version are fresh, given the oldest version that is; see `oldest_fresh_version`."""
+    return model_step >= oldest
+
+
+def has_fresh_token(newest_trainable: int | None, oldest: int) -> bool:
+    """Whether a response has a token to train, given its newest trainable version and the oldest that is fresh."""
+    return newest_trainable is not None and is_fresh(newest_trainable, oldest)
+
+
+def expires_by_token(newest_trainable: int | None, oldest: int) -> bool:
+    """Whether a response has trainable tokens and none of them is fresh.
+
+    Never so without tokens or where its semantic mask is all zero: then it has no newest trainable version.
+    """
+    return newest_trainable is not None and not is_fresh(newest_trainable, oldest)
+
+
 def too_old_from(model_step: int, threshold: int) -> int:
     """The first train step at which a token of version `model_step` has a staleness of `threshold` or more."""
     return model_step + threshold + 1
 
 
-def newest_too_old(train_step: int, threshold: int) -> int:
-    """The largest version whose tokens have a staleness of `threshold` or more at `train_step`."""
-    return train_step - threshold - 1
-
-
 def live_version(model_step: int, sync_weights_interval: int) -> int:
     """The version that would have been live at `model_step` had weights been synced every interval."""
     return model_step // sync_weights_interval * sync_weights_interval
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryPolicy:
+    """When the responses of a task expire and what becomes of their group.
+
+    Attributes:
+        stale_threshold: staleness in train steps at which a response is too old.
+        token_stale_threshold: staleness in train steps at which a token is no longer fresh; None: no token rule.
+        tail_batch_trigger_size: -1 discards an expired group; 0 or more keeps it to be generated again.
+    """
+
+    stale_threshold: int
+    token_stale_threshold: int | None = None
+    tail_batch_trigger_size: int = -1
+
+    @property
+    def retryable(self) -> bool:
+        """Whether an expired group is kept to be generated again."""
+        return self.tail_batch_trigger_size >= 0
+
+    def token_threshold(self, is_agentic: bool) -> int | None:
+        """The token threshold of a group; None where no token rule applies: an agentic member exempts its group."""
+        return None if is_agentic else self.token_stale_threshold
+
+    def expires_at(self, oldest: int | None, newest_trainable: int | None, is_agentic: bool) -> int | None:
+        """The train step at which the next member of a group expires; None if none ever does.
+
+        Args:
+            oldest: smallest version of the members that can still expire; None without any.
+            newest_trainable: of their newest trainable versions the smallest; None without any.
+            is_agentic: whether a member of the group is agentic.
+        """
+        if oldest is None:
+            return None
+        step = too_old_from(oldest, self.stale_threshold)
+        threshold = self.token_threshold(is_agentic)
+        if threshold is None or newest_trainable is None:
+            return step
+        return min(step, too_old_from(newest_trainable, threshold))

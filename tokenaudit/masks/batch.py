@@ -11,9 +11,6 @@ from tokenaudit.log.columns import Bools, Int64s
 Int8s = np.ndarray[Any, np.dtype[np.int8]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
-ALWAYS_FRESH = -(2**31)
-"""The oldest fresh version where no token rule applies: every version is fresh."""
-
 
 class MaskBatch(NamedTuple):
     """R responses with N tokens in all.
@@ -23,7 +20,7 @@ class MaskBatch(NamedTuple):
         semantic: whether each token is in the loss, bool of shape [N]; None: all are.
         offsets: first token of each response, and N, int64 of shape [R + 1].
         oldest_fresh: the oldest version that is still fresh for each response, int32 of shape [R]; see
-            `oldest_fresh_version`.
+            `staleness.oldest_fresh_version`.
     """
 
     versions: Int32s
@@ -69,13 +66,3 @@ class Backend(Protocol):
     def submit(self, batch: MaskBatch) -> Pending:
         """Begin to compute the masks of a batch; its arrays may be changed once this returns."""
         ...
-
-
-def oldest_fresh_version(train_step: int, token_stale_threshold: int | None) -> int:
-    """The oldest version that is fresh at a step; `ALWAYS_FRESH` where no token rule applies.
-
-    staleness = train_step - version - 1 < threshold is the same as version >= train_step - threshold.
-    """
-    if token_stale_threshold is None:
-        return ALWAYS_FRESH
-    return max(train_step - token_stale_threshold, ALWAYS_FRESH)

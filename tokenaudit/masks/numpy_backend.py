@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenaudit.lifecycle.staleness import is_fresh
 from tokenaudit.log.columns import Int64s
 from tokenaudit.masks.batch import MaskBatch, Masks
 
@@ -31,7 +32,7 @@ class NumpyBackend:
 def compute_masks(batch: MaskBatch) -> Masks:
     """The masks of a batch, in passes over all of its tokens."""
     lengths = np.diff(batch.offsets)
-    fresh = batch.versions >= np.repeat(batch.oldest_fresh, lengths)
+    fresh = is_fresh(batch.versions, np.repeat(batch.oldest_fresh, lengths))
     effective = fresh if batch.semantic is None else fresh & batch.semantic
     trained = _segment_counts(effective.view(np.uint8), batch.offsets)
     trainable = lengths if batch.semantic is None else _segment_counts(batch.semantic.view(np.uint8), batch.offsets)

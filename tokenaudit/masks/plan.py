@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import Problem, UsageError
-from tokenaudit.lifecycle.events import (
-    Fate,
-    GroupExpired,
-    GroupPut,
-    GroupRejected,
-    GroupSampled,
-    GroupTaken,
-    MembersExpired,
-    Where,
-)
+from tokenaudit.lifecycle.events import GroupExpired, GroupTaken, MembersExpired, Where
+from tokenaudit.lifecycle.staleness import oldest_fresh_version
 from tokenaudit.lifecycle.types import Response
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import Digest
-from tokenaudit.masks.batch import Int32s, oldest_fresh_version
+from tokenaudit.masks.batch import Int32s
 from tokenaudit.replay.events import RunEvent, StepClosed
+from tokenaudit.replay.held_groups import HeldGroup, HeldGroups, Key
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import TimelineKind
-
-Held = dict[tuple[str, int], Sequence[Response]]
-"""The members of every held group, by task and group id."""
 
 
 class Selection(NamedTuple):
@@ -119,7 +109,7 @@ class _Planner:
         self._tasks = tasks
         self._wanted = wanted
         self._codes = {task: code for code, task in enumerate(tasks)}
-        self._thresholds = {task: config.expiry_policy(task).token_stale_threshold for task in tasks}
+        self._policies = {task: config.expiry_policy(task) for task in tasks}
         self._columns: dict[str, array[int]] = {
             name: array("q")
             for name in (
@@ -162,8 +152,8 @@ class _Planner:
         Where the refresh of the next step belongs to that row, what was held before it counts.
         """
         steps: list[int] = []
-        held: Held = {}
-        before_refresh: Held | None = None
+        held = HeldGroups()
+        before_refresh: Mapping[Key, HeldGroup] | None = None
         is_open = True
         for event in events:
             if isinstance(event, GroupTaken):
@@ -177,7 +167,7 @@ class _Planner:
             elif is_open:
                 if before_refresh is None and _is_refresh_after(event, untaken_step):
                     before_refresh = dict(held)
-                _apply(event, held)
+                held.observe(event)
         if is_open:
             what = f"--include-untaken {untaken_step}: the run has no such step"
             raise UsageError(Problem(what, None, _steps_hint(steps)))
@@ -186,10 +176,9 @@ class _Planner:
     def _take(self, event: GroupTaken) -> None:
         self._add(event.task_name, event.group_id, event.train_step, event.token_stale_threshold, event.responses, True)
 
-    def _hold(self, held: Held, train_step: int) -> None:
-        for (task, group_id), responses in held.items():
-            is_agentic = any(response.agentic for response in responses)
-            threshold = None if is_agentic else self._thresholds[task]
+    def _hold(self, held: Mapping[Key, HeldGroup], train_step: int) -> None:
+        for (task, group_id), (_, responses) in held.items():
+            threshold = self._policies[task].token_threshold(responses.measures.is_agentic)
             self._add(task, group_id, train_step, threshold, responses, False)
 
     def _add(
@@ -262,18 +251,3 @@ def _is_refresh_after(event: RunEvent, train_step: int) -> bool:
     if isinstance(event, MembersExpired):
         return event.train_step == train_step + 1
     return isinstance(event, GroupExpired) and event.where is Where.REFRESH and event.train_step == train_step + 1
-
-
-def _apply(event: RunEvent, held: Held) -> None:
-    """Follow what is held."""
-    if isinstance(event, GroupPut):
-        held[event.task_name, event.group_id] = event.responses
-    elif isinstance(event, GroupRejected | GroupTaken | GroupSampled):
-        held.pop((event.task_name, event.group_id), None)
-    elif isinstance(event, GroupExpired | MembersExpired):
-        key = (event.task_name, event.group_id)
-        if isinstance(event, GroupExpired) and event.fate is Fate.DISCARDED:
-            del held[key]
-            return
-        expired = {response.key for response in event.expired}
-        held[key] = tuple(response.reset() if response.key in expired else response for response in held[key])

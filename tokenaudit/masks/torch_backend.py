@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenaudit.lifecycle.staleness import ALWAYS_FRESH, is_fresh, oldest_fresh
 from tokenaudit.log.columns import Int64s
-from tokenaudit.masks.batch import ALWAYS_FRESH, MaskBatch, Masks
+from tokenaudit.masks.batch import MaskBatch, Masks
 
 MEMORY_SHARE = 0.25
 """Share of the device's memory that masking may take."""
@@ -77,12 +78,11 @@ def effective_mask(
     if lengths is not None:
         kept &= torch.arange(model_steps.shape[1], device=model_steps.device) < lengths.unsqueeze(1)
     if token_stale_threshold is not None:
-        oldest_fresh = torch.zeros(responses, dtype=torch.int64, device=model_steps.device)
-        oldest_fresh += train_step
-        oldest_fresh -= token_stale_threshold
+        steps = torch.zeros(responses, dtype=torch.int64, device=model_steps.device) + train_step
+        oldest = oldest_fresh(steps, token_stale_threshold)
         if exempt is not None:
-            oldest_fresh = oldest_fresh.masked_fill(exempt, ALWAYS_FRESH)
-        kept &= model_steps >= _per_token(oldest_fresh, model_steps, offsets)
+            oldest = oldest.masked_fill(exempt, ALWAYS_FRESH)
+        kept &= is_fresh(model_steps, _per_token(oldest, model_steps, offsets))
     return kept.to(torch.int8)
 
 
@@ -115,8 +115,8 @@ class _Counted(NamedTuple):
     counts: Tensor
 
 
-def _ragged(versions: Tensor, semantic: Tensor | None, offsets: Tensor, oldest_fresh: Tensor) -> _Counted:
-    kept = versions >= _per_token(oldest_fresh, versions, offsets)
+def _ragged(versions: Tensor, semantic: Tensor | None, offsets: Tensor, oldest: Tensor) -> _Counted:
+    kept = is_fresh(versions, _per_token(oldest, versions, offsets))
     if semantic is not None:
         kept &= semantic
     trained = _segment_counts(kept, offsets)

@@ -8,6 +8,7 @@ from tokenaudit.audit.rule import AuditRule
 from tokenaudit.explain.group import Biography, Member, MemberFate, Moment, MomentKind
 from tokenaudit.explain.step import StepStory
 from tokenaudit.lifecycle.events import Fate
+from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
 from tokenaudit.render.text import count_text, printable
 
 _STRIP = 40
@@ -102,10 +103,11 @@ def _member_lines(moment: Moment, token_limit: int | None) -> Iterator[str]:
 def _strip(member: Member, train_step: int, token_limit: int | None) -> str:
     """The mask at the take, each version run in proportion to its tokens: trained, too old, not trained."""
     total = member.tokens
+    oldest = oldest_fresh_version(train_step, token_limit)
     parts: list[str] = []
     for version, tokens, trainable in member.runs:
-        is_stale = token_limit is not None and train_step - version - 1 >= token_limit
-        for count, char in ((trainable, _STALE if is_stale else _FRESH), (tokens - trainable, _UNTRAINED)):
+        trained = _FRESH if is_fresh(version, oldest) else _STALE
+        for count, char in ((trainable, trained), (tokens - trainable, _UNTRAINED)):
             parts.append(char * max(1 if count else 0, round(_STRIP * count / total)))
     return "".join(parts)
 

@@ -1,11 +1,9 @@
-"""What a replay holds, followed from its events alone."""
+"""What is held at a moment of a replay, followed from its events alone: whoever asks what waits, asks here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tokenaudit.config.sections import Config
 from tokenaudit.lifecycle.events import (
     Fate,
     GroupExpired,
@@ -15,8 +13,8 @@ from tokenaudit.lifecycle.events import (
     GroupTaken,
     MembersExpired,
 )
-from tokenaudit.lifecycle.staleness import too_old_from
-from tokenaudit.lifecycle.types import Response, Status
+from tokenaudit.lifecycle.members import GroupMembers
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import RunEvent
 
 Key = tuple[str, int]
@@ -27,53 +25,26 @@ class HeldGroup(NamedTuple):
     """A group in the buffer: its pool and its members."""
 
     status: Status
-    responses: Sequence[Response]
+    responses: GroupMembers
 
 
-class Holding:
-    """The groups in the buffer after the events heard so far.
+class HeldGroups(dict[Key, HeldGroup]):
+    """The groups in the buffer after the events observed so far."""
 
-    Args:
-        config: the config of the replay.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.held: dict[Key, HeldGroup] = {}
-        self._config = config
-
-    def hear(self, event: RunEvent) -> None:
+    def observe(self, event: RunEvent) -> None:
         """Follow one event."""
         if isinstance(event, GroupPut):
-            self.held[event.task_name, event.group_id] = HeldGroup(event.status, event.responses)
-        elif isinstance(event, GroupExpired | MembersExpired):
-            self._expire(event)
+            self[event.task_name, event.group_id] = HeldGroup(event.status, event.responses)
         elif isinstance(event, GroupRejected | GroupTaken | GroupSampled):
-            self.held.pop((event.task_name, event.group_id), None)
+            self.pop((event.task_name, event.group_id), None)
+        elif isinstance(event, GroupExpired | MembersExpired):
+            key = (event.task_name, event.group_id)
+            if isinstance(event, GroupExpired) and event.fate is Fate.DISCARDED:
+                self.pop(key, None)
+            else:
+                self[key] = HeldGroup(Status.EXPIRED, self[key].responses.reset(event.expired.is_part))
 
     def status(self, key: Key) -> Status | None:
         """The pool a group is in; None when it isn't held."""
-        held = self.held.get(key)
+        held = self.get(key)
         return None if held is None else held.status
-
-    def expires_at(self, task: str, responses: Iterable[Response]) -> int | None:
-        """The step at which the next member expires if nothing happens before; None if none ever does."""
-        members = tuple(responses)
-        policy = self._config.expiry_policy(task)
-        token_limit = None if any(member.agentic for member in members) else policy.token_stale_threshold
-        steps: list[int] = []
-        for member in members:
-            if member.oldest is None or member.status is Status.EXPIRED:
-                continue
-            steps.append(too_old_from(member.oldest, policy.stale_threshold))
-            if token_limit is not None and member.newest_trainable is not None:
-                steps.append(too_old_from(member.newest_trainable, token_limit))
-        return min(steps, default=None)
-
-    def _expire(self, event: GroupExpired | MembersExpired) -> None:
-        key = (event.task_name, event.group_id)
-        if isinstance(event, GroupExpired) and event.fate is Fate.DISCARDED:
-            self.held.pop(key, None)
-            return
-        lost = {response.key for response in event.expired}
-        members = tuple(member.reset() if member.key in lost else member for member in self.held[key].responses)
-        self.held[key] = HeldGroup(Status.EXPIRED, members)

@@ -20,6 +20,7 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
+from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 
@@ -298,24 +299,24 @@ def _count_expired(account: Account, event: GroupExpired) -> None:
 
 
 def _count_taken(account: Account, event: GroupTaken) -> None:
-    threshold = event.token_stale_threshold
-    newest_age = event.train_step - 1
+    train_step = event.train_step
+    oldest = oldest_fresh_version(train_step, event.token_stale_threshold)
     by_staleness = account.trained_by_staleness
     stale = 0
     for model_step, trainable in event.responses.trainable_by_version():
-        age = newest_age - model_step
-        if threshold is not None and age >= threshold:
-            stale += trainable
-        else:
+        if is_fresh(model_step, oldest):
+            age = staleness(model_step, train_step)
             by_staleness[age] = by_staleness.get(age, 0) + trainable
+        else:
+            stale += trainable
     measures = event.responses.measures
     account.add(m.TAKEN_GROUPS, 1)
     account.add(m.TAKEN_TOKENS, measures.tokens)
     account.add(m.TRAINED_TOKENS, measures.trainable_tokens - stale)
     account.add(m.MASKED_STALE_TOKENS, stale)
     account.add(m.MASKED_SEMANTIC_TOKENS, measures.tokens - measures.trainable_tokens)
-    account.add(m.SEQ_STALENESS_SUM, measures.staleness_sum(event.train_step))
+    account.add(m.SEQ_STALENESS_SUM, measures.staleness_sum(train_step))
     if measures.samples:
-        staleness_max = measures.staleness_max(event.train_step)
+        staleness_max = measures.staleness_max(train_step)
         known = account.counts.get(m.SEQ_STALENESS_MAX, staleness_max)
         account.counts[m.SEQ_STALENESS_MAX] = max(known, staleness_max)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.staleness import is_too_old, newest_too_old
 from tokenaudit.simulate.flight import Flight
 from tokenaudit.simulate.polling import next_poll
 from tokenaudit.simulate.scheduling import TaskScheduler
@@ -60,7 +60,7 @@ class Producer:
         """Begin the round of the future step, and those behind it that are done at once."""
         world = self._world
         while not self._running:
-            if staleness(world.model_step, self._future_step) >= self._stale_threshold:
+            if is_too_old(world.model_step, newest_too_old(self._future_step, self._stale_threshold)):
                 world.set_status(ProducerStatus.EXPIRED)
                 self._stopped_at = world.now
                 return

@@ -14,7 +14,7 @@ from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import ExpiryReason, Where
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.staleness import is_fresh, is_too_old, newest_too_old, oldest_fresh_version, staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools
@@ -71,12 +71,12 @@ def _stale_group_taken(case: Case, findings: Findings) -> None:
     findings.add_checked(len(life.taken), "taken groups")
     limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
     for taken in life.taken:
-        limit = limits[taken.event.task_name]
-        if taken.age < limit:
+        step, limit = taken.event.train_step, limits[taken.event.task_name]
+        oldest, newest_stale = taken.event.responses.measures.oldest, newest_too_old(step, limit)
+        if oldest is None or not is_too_old(oldest, newest_stale):
             continue
-        step, rows = taken.event.train_step, life.put_rows(taken.put)
-        for row, member in zip(rows.tolist(), taken.event.responses, strict=True):
-            if member.oldest is not None and staleness(member.oldest, step) >= limit:
+        for row, member in zip(life.put_rows(taken.put).tolist(), taken.event.responses, strict=True):
+            if member.oldest is not None and is_too_old(member.oldest, newest_stale):
                 findings.add(case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
 
 
@@ -87,7 +87,7 @@ def _stale_recorded_takes(case: Case, findings: Findings) -> None:
         for row in take.put_rows:
             versions = [version for version, _ in case.replayed.puts.runs(row) if version >= 0]
             limit = config.stale_threshold(table.tasks[int(table["task"][row])])
-            if versions and staleness(min(versions), take.train_step) >= limit:
+            if versions and is_too_old(min(versions), newest_too_old(take.train_step, limit)):
                 text = _age_text(case, row, min(versions), take.train_step, limit)
                 findings.add(table.subject(row), text)
 
@@ -125,11 +125,13 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
     for row in np.flatnonzero(put_as_expired).tolist():
         task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
         runs = case.replayed.puts.full_runs(row)
-        ages = [staleness(version, step) for version, _, _ in runs if version >= 0]
-        token_limit, limit = config.token_stale_threshold(task), config.stale_threshold(task)
-        fresh = [trainable for (_, _, trainable), age in zip(runs, ages, strict=False) if age < (token_limit or limit)]
-        if ages and max(ages) < limit and any(fresh):
-            text = f"status expired at step {step}, but staleness {max(ages)} is below the limit {limit}"
+        versions = [version for version, _, _ in runs if version >= 0]
+        limit = config.stale_threshold(task)
+        oldest = oldest_fresh_version(step, config.token_stale_threshold(task) or limit)
+        fresh = [run[2] for run, version in zip(runs, versions, strict=False) if is_fresh(version, oldest)]
+        if versions and any(fresh) and not is_too_old(min(versions), newest_too_old(step, limit)):
+            age = staleness(min(versions), step)
+            text = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
             findings.add(table.subject(row), text)
     for sample in case.replayed.continued:
         is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
@@ -173,7 +175,7 @@ def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
     oldest = _oldest(case)
     told = table.known & table.present("seq_staleness") & table.present("train_step")
     has_version = oldest != ABSENT
-    expected = np.where(has_version, table["train_step"] - np.where(has_version, oldest, 0) - 1, 0)
+    expected = np.where(has_version, staleness(np.where(has_version, oldest, 0), table["train_step"]), 0)
     told &= has_version | (table["tokens"] == 0)
     findings.add_rows(
         table.subject, told & (recorded != expected),
@@ -203,7 +205,8 @@ def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
             continue
         findings.add_checked(1, "taken groups with an agentic member")
         trainable_by_version = taken.event.responses.trainable_by_version()
-        stale = sum(trainable for version, trainable in trainable_by_version if staleness(version, step) >= limit)
+        oldest = oldest_fresh_version(step, limit)
+        stale = sum(trainable for version, trainable in trainable_by_version if not is_fresh(version, oldest))
         if stale:
             text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
             row = int(life.put_rows(taken.put)[0])

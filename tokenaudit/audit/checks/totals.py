@@ -13,8 +13,7 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.lifecycle.events import GroupTaken
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.staleness import has_fresh_token, oldest_fresh_version
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.replay.ledger import Account, combined
 
@@ -50,8 +49,9 @@ def _untrained_response_taken(case: Case, findings: Findings) -> None:
     for entry in case.replayed.taken:
         step = entry.event.train_step
         members[step] += entry.event.responses.measures.samples
+        oldest = oldest_fresh_version(step, entry.event.token_stale_threshold)
         for *_, newest_trainable in entry.event.responses.facts:
-            if not _is_fresh(newest_trainable, entry.event):
+            if not has_fresh_token(newest_trainable, oldest):
                 untrained[step] += 1
                 stale[step] += newest_trainable is not None
     findings.add_checked(members.total(), "taken responses")
@@ -60,12 +60,6 @@ def _untrained_response_taken(case: Case, findings: Findings) -> None:
         if count < members[step]:
             text = f"{count} of {plural(members[step], 'response')} taken have no token to train ({stale[step]} of them"
             findings.add(Subject(train_step=step), f"{text} too old): the batch is in effect {members[step] - count}")
-
-
-def _is_fresh(newest_trainable: int | None, group: GroupTaken) -> bool:
-    """Whether a response with this newest trainable version has a token to train."""
-    limit = group.token_stale_threshold
-    return newest_trainable is not None and (limit is None or staleness(newest_trainable, group.train_step) < limit)
 
 
 @rule("T006", "step-without-take", Severity.WARNING,
