@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tokenaudit.lifecycle.members import GroupMembers, MembersPart
-from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
+from tokenaudit.lifecycle.staleness import count_fresh
 from tokenaudit.lifecycle.types import Status
 
 
@@ -102,8 +102,7 @@ class GroupTaken(NamedTuple):
         """Trainable tokens that the mask leaves out because they are stale."""
         if self.token_stale_threshold is None:
             return 0
-        oldest = oldest_fresh_version(self.train_step, self.token_stale_threshold)
-        return sum(tokens for version, tokens in self.responses.trainable_by_version() if not is_fresh(version, oldest))
+        return count_fresh(self.responses.trainable_by_version(), self.train_step, self.token_stale_threshold, {})
 
 
 class GroupSampled(NamedTuple):

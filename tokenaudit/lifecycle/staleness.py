@@ -6,6 +6,7 @@ of train steps in the weights that made a token, so fully synchronous training h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -74,9 +75,25 @@ def is_fresh(model_step: Any, oldest: Any) -> Any:
     return model_step >= oldest
 
 
+def count_fresh(
+    tokens_by_version: Iterable[tuple[int, int]], train_step: int, token_threshold: int | None, ages: dict[int, int]
+) -> int:
+    """Add the fresh tokens of (version, tokens) to `ages`, by staleness at `train_step`; returns the stale ones."""
+    oldest = oldest_fresh_version(train_step, token_threshold)
+    newest_age = staleness(0, train_step)
+    stale = 0
+    for model_step, tokens in tokens_by_version:
+        if model_step >= oldest:
+            age = newest_age - model_step
+            ages[age] = ages.get(age, 0) + tokens
+        else:
+            stale += tokens
+    return stale
+
+
 def has_fresh_token(newest_trainable: int | None, oldest: int) -> bool:
     """Whether a response has a token to train, given its newest trainable version and the oldest that is fresh."""
-    return newest_trainable is not None and is_fresh(newest_trainable, oldest)
+    return newest_trainable is not None and newest_trainable >= oldest
 
 
 def expires_by_token(newest_trainable: int | None, oldest: int) -> bool:
@@ -84,7 +101,7 @@ def expires_by_token(newest_trainable: int | None, oldest: int) -> bool:
 
     Never so without tokens or where its semantic mask is all zero: then it has no newest trainable version.
     """
-    return newest_trainable is not None and not is_fresh(newest_trainable, oldest)
+    return newest_trainable is not None and newest_trainable < oldest
 
 
 def too_old_from(model_step: int, threshold: int) -> int:

@@ -20,7 +20,7 @@ from tokenaudit.lifecycle.events import (
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
+from tokenaudit.lifecycle.staleness import count_fresh
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 
@@ -300,15 +300,9 @@ def _count_expired(account: Account, event: GroupExpired) -> None:
 
 def _count_taken(account: Account, event: GroupTaken) -> None:
     train_step = event.train_step
-    oldest = oldest_fresh_version(train_step, event.token_stale_threshold)
-    by_staleness = account.trained_by_staleness
-    stale = 0
-    for model_step, trainable in event.responses.trainable_by_version():
-        if is_fresh(model_step, oldest):
-            age = staleness(model_step, train_step)
-            by_staleness[age] = by_staleness.get(age, 0) + trainable
-        else:
-            stale += trainable
+    stale = count_fresh(
+        event.responses.trainable_by_version(), train_step, event.token_stale_threshold, account.trained_by_staleness
+    )
     measures = event.responses.measures
     account.add(m.TAKEN_GROUPS, 1)
     account.add(m.TAKEN_TOKENS, measures.tokens)

@@ -14,7 +14,14 @@ from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import ExpiryReason, Where
-from tokenaudit.lifecycle.staleness import is_fresh, is_too_old, newest_too_old, oldest_fresh_version, staleness
+from tokenaudit.lifecycle.staleness import (
+    count_fresh,
+    is_fresh,
+    is_too_old,
+    newest_too_old,
+    oldest_fresh_version,
+    staleness,
+)
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools
@@ -204,9 +211,7 @@ def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
         if limit is None or not taken.event.responses.measures.is_agentic:
             continue
         findings.add_checked(1, "taken groups with an agentic member")
-        trainable_by_version = taken.event.responses.trainable_by_version()
-        oldest = oldest_fresh_version(step, limit)
-        stale = sum(trainable for version, trainable in trainable_by_version if not is_fresh(version, oldest))
+        stale = count_fresh(taken.event.responses.trainable_by_version(), step, limit, {})
         if stale:
             text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
             row = int(life.put_rows(taken.put)[0])
