@@ -79,7 +79,7 @@ def test_commands_and_snippets_run(path: Path, tmp_path: Path, run_cli: Callable
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env=environment)
     for command in commands(path):
-        ran = run_cli(*shlex.split(command)[1:])
+        ran = run_cli(*shlex.split(command, comments=True)[1:])
         assert (ran.code, ran.err.count("Traceback")) == (0, 0), f"{command}\n{ran.err}"
         assert ran.out, command
 
