@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenaudit.audit.files import FileFacts
-from tokenaudit.audit.life import Life
 from tokenaudit.audit.puts import PutRuns
+from tokenaudit.audit.replayed_run import ReplayedRun
 from tokenaudit.audit.rule import Fact
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import RecordedTake, has_recorded_takes
-from tokenaudit.audit.trained import TrainedMasks
+from tokenaudit.audit.taken import RecordedTake, TrainedMasks, has_recorded_takes
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
@@ -27,12 +26,12 @@ class Case:
         table: its rows.
         files: its files.
         config: the config it is held against; None where neither the user nor the log names one.
-        recorded_interval: the sync interval in the log's own config; None if it doesn't tell.
+        recorded_interval: the sync interval in the log's own config; None if it has none.
         puts: the version runs of its puts; None where replay can't read the log.
-        life: the replay of that config; None where there is none.
-        why_no_life: why there is none; empty where there is one.
+        run: the replay of that config; None where there is none.
+        why_no_replay: why there is none; empty where there is one.
         takes: the responses that its take rows name.
-        trained: what the trainer's masks add up to; None where none is recorded, or nothing tells the step.
+        trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
     """
 
     name: str
@@ -41,15 +40,15 @@ class Case:
     config: Config | None
     recorded_interval: int | None
     puts: PutRuns | None
-    life: Life | None
-    why_no_life: str
+    run: ReplayedRun | None
+    why_no_replay: str
     takes: list[RecordedTake]
-    trained: TrainedMasks | None
+    trained: TrainedMasks
 
     @property
     def facts(self) -> set[str]:
         """The columns and facts that rules may need and that are there."""
-        table, config, life = self.table, self.config, self.life
+        table, config, run = self.table, self.config, self.run
 
         def of_kind(kind: EventKind) -> Bools:
             return table["kind"] == KIND_CODE[kind]
@@ -57,12 +56,12 @@ class Case:
         facts = {
             Fact.CONFIG: config is not None,
             Fact.READABLE: self.puts is not None,
-            Fact.REPLAY: life is not None,
+            Fact.REPLAY: run is not None,
             Fact.RECORDED_TAKES: has_recorded_takes(table),
             Fact.SYNCS: bool((of_kind(EventKind.SYNC) & table.present("model_step")).any()),
             Fact.SAMPLES: bool(of_kind(EventKind.SAMPLE).any()),
-            Fact.TIMELINE: life is not None and life.timeline is TimelineKind.RECORDED,
-            Fact.TAKES: life is not None and bool(life.steps),
+            Fact.TIMELINE: run is not None and run.timeline is TimelineKind.RECORDED,
+            Fact.TAKES: run is not None and bool(run.steps),
         }
         if config is not None:
             policies = [config.task_policy(task) for task in table.used_tasks]
@@ -84,10 +83,10 @@ class Case:
         return self.puts
 
     @property
-    def replayed(self) -> Life:
+    def replayed(self) -> ReplayedRun:
         """The replay, for checks that run only where there is one."""
-        assert self.life is not None
-        return self.life
+        assert self.run is not None
+        return self.run
 
     @property
     def known_config(self) -> Config:

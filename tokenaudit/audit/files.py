@@ -18,7 +18,7 @@ from tokenaudit.log.files import Log, log_files, open_log
 from tokenaudit.log.log_file import LogFile
 
 LARGE_ROW_GROUP_BYTES = 2**30
-"""Uncompressed size of a row group that is told."""
+"""Uncompressed size of a row group that is reported."""
 LARGE_LIST_ELEMENTS = 2**31 - 1
 """Elements that 32-bit offsets can count."""
 

@@ -28,7 +28,7 @@ class Subject:
         tokens: length of the range.
         train_step: step, for findings about a step.
         file: name of a file without folders, for findings about files.
-        event_id: event, for rows that tell nothing better.
+        event_id: event, for rows that nothing else names.
     """
 
     task: str | None = None

@@ -97,11 +97,11 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     stamp = col.integers(batch.columns.get("model_step"), rows, fill=-1)
     mask = col.lists(batch.columns.get("response_mask"), rows)
     tokens = rollout.lengths
-    is_told = np.ones(rows, dtype=np.bool_)
+    is_known = np.ones(rows, dtype=np.bool_)
     given = given_runs(batch.columns.get(VERSION_RUNS), rows)
     if given is not None:
-        versions, mask, is_told = unfolded(given, versions, mask, tokens)
-    usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0) & is_told
+        versions, mask, is_known = unfolded(given, versions, mask, tokens)
+    usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0) & is_known
     usable &= (mask.lengths == tokens) | mask.is_null
     usable &= (versions.lengths == tokens) | (stamp >= 0)
     lengths = np.where(usable, tokens, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tokenaudit.audit.table import LogTable
@@ -18,13 +20,21 @@ NO_LIMIT = 2**62
 """Token limit where there is no token rule."""
 
 
+class Run(NamedTuple):
+    """Consecutive tokens of one version in a put row; the version of tokens without one is `MISSING_VERSION`."""
+
+    version: int
+    tokens: int
+    trainable: int
+
+
 class PutRuns:
     """Ties the rows of a log to its digest, which leaves out groups with faulty rows.
 
     Args:
         table: the rows.
         digest: the digest of the same log.
-        config: what tells the token limit; None: there is none.
+        config: what sets the token limit; None: there is none.
 
     Attributes:
         rows: row of the log of each response of the digest, shape [R].
@@ -43,35 +53,26 @@ class PutRuns:
         self._response[self.rows] = np.arange(len(self.rows))
 
     def kept(self) -> Int64s:
-        """Leading tokens of each row that are those of its put before: as recorded, else as the token ids tell."""
+        """Leading tokens of each row that are those of its put before: as recorded, else as the token ids say."""
         table = self._table
         same_ids = np.zeros(table.rows, dtype=np.bool_)
         same_ids[self.rows] = self._digest.responses.continues_ids == SAME
-        told = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
-        return np.where(table.present("prior_len"), table["prior_len"], told)
+        same = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
+        return np.where(table.present("prior_len"), table["prior_len"], same)
 
     def response(self, row: int) -> int:
         """Index of a row's response in the digest; -1 where its group was left out."""
         return int(self._response[row])
 
-    def runs(self, row: int) -> list[tuple[int, int]]:
-        """(version, tokens) of a put row; empty where its group was left out."""
-        return [(version, tokens) for version, tokens, _ in self.full_runs(row)]
-
-    def full_runs(self, row: int) -> list[tuple[int, int, int]]:
-        """(version, tokens, trainable tokens) of a put row; empty where its group was left out."""
+    def runs(self, row: int) -> list[Run]:
+        """The runs of a put row; none where its group was left out."""
         response = self.response(row)
         if response < 0:
             return []
         first, last = self._digest.responses.first_run[response : response + 2].tolist()
         runs = self._digest.runs
         return list(
-            zip(
-                runs.model_step[first:last].tolist(),
-                runs.tokens[first:last].tolist(),
-                runs.trainable[first:last].tolist(),
-                strict=True,
-            )
+            map(Run, *(column[first:last].tolist() for column in (runs.model_step, runs.tokens, runs.trainable)))
         )
 
     def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
@@ -114,7 +115,7 @@ class PutRuns:
 
 
 def _kept_rows(table: LogTable, digest: Digest) -> Int64s:
-    """Put rows whose group the digest keeps; it leaves out groups as a whole, so their names tell."""
+    """Put rows whose group the digest keeps; it leaves out groups as a whole, so their names decide."""
     rows = np.flatnonzero(table.is_put)
     if len(rows) == len(digest.responses.tokens):
         return rows

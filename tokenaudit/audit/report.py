@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
@@ -69,16 +69,7 @@ class AgeEvidence:
 
     def data(self) -> dict[str, Any]:
         """As plain data, rounded to what single precision holds."""
-        figures = {
-            "mean_abs": self.mean_abs,
-            "p95_abs": self.p95_abs,
-            "mean_ratio": self.mean_ratio,
-            "effective_share": self.effective_share,
-            "outside_share": self.outside_share,
-            "kl": self.kl,
-        }
-        rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
-        return {"staleness": self.staleness, "tokens": self.tokens} | rounded
+        return {name: v if isinstance(v, int) else float(f"{v:.6g}") for name, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ class AuditReport:
         runs: every selected rule.
         findings: findings kept, in the order of the rules.
         evidence: how off-policy each age is; empty without log-probabilities.
-        has_baseline: whether known findings were told apart.
+        has_baseline: whether known findings are marked.
     """
 
     name: str
@@ -252,20 +243,11 @@ def _run_data(run: RuleRun) -> dict[str, Any]:
 
 
 def _finding_data(finding: Finding) -> dict[str, Any]:
-    subject = finding.subject
     return {
         "code": finding.code,
         "name": finding.name,
         "severity": str(finding.severity),
-        "task": subject.task,
-        "group_id": subject.group_id,
-        "rollout_id": subject.rollout_id,
-        "put": subject.put,
-        "first_token": subject.first_token,
-        "tokens": subject.tokens,
-        "train_step": subject.train_step,
-        "file": subject.file,
-        "event_id": subject.event_id,
+        **asdict(finding.subject),
         "message": finding.message,
         "is_new": finding.is_new,
         "identity": finding.identity,

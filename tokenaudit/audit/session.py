@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
-import numpy as np
-
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.life import Life, follow
 from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
+from tokenaudit.audit.replayed_run import ReplayedRun, follow
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun
 from tokenaudit.audit.rule import AuditRule, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import recorded_takes
-from tokenaudit.audit.trained import trained_masks
+from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, trained_masks
 from tokenaudit.config.loading import DEFAULT, OVERRIDE, Settings, check_overridden_tasks
 from tokenaudit.config.sections import Config
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
-from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.notices import recorded_sync_weights_interval
@@ -120,16 +116,15 @@ def _replayed(read: _Read, config: Config | None, name: str) -> Case:
     """The log beside its replay, as far as it can be replayed."""
     files, table, digest, why = read
     puts = PutRuns(table, digest, config) if digest is not None else None
-    life: Life | None = None
+    run: ReplayedRun | None = None
     if config is None:
         why = why or "no config is known"
     elif digest is not None and puts is not None:
         try:
-            life = follow(digest, config, puts)
+            run = follow(digest, config, puts)
         except TokenauditError as error:
             why = error.problems[0].what
     takes = recorded_takes(table)
-    has_masks = files.log is not None and "trained_mask" in files.log.columns
     return Case(
         name=name,
         table=table,
@@ -137,10 +132,10 @@ def _replayed(read: _Read, config: Config | None, name: str) -> Case:
         config=config,
         recorded_interval=recorded_sync_weights_interval(files.log) if files.log else None,
         puts=puts,
-        life=life,
-        why_no_life=why,
+        run=run,
+        why_no_replay=why,
         takes=takes,
-        trained=trained_masks(files.readable, table, life, takes) if life is not None and has_masks else None,
+        trained=trained_masks(files.readable, table, run, takes) if run else TrainedMasks(),
     )
 
 
@@ -163,19 +158,7 @@ def _evidence(case: Case, epsilon: float) -> tuple[AgeEvidence, ...]:
     log = case.files.log
     if log is None or not {"logprobs", "train_logprobs"} <= set(log.columns):
         return ()
-    return age_evidence(log, _trained_at(case), epsilon)
-
-
-def _trained_at(case: Case) -> Int64s:
-    """The step of the take of every put row: as recorded, else as replayed, else the step of the put."""
-    table = case.table
-    step = np.where(table.is_put & table.present("train_step"), table["train_step"], -1)
-    if case.life is not None:
-        taken = case.life.taken_step
-        step[case.life.puts.rows[taken >= 0]] = taken[taken >= 0]
-    for take in case.takes:
-        step[list(take.put_rows)] = take.train_step
-    return step
+    return age_evidence(log, trained_at(case.table, case.run, case.takes), epsilon)
 
 
 def _report(
@@ -190,8 +173,8 @@ def _report(
         puts=int(table.is_put.sum()),
         tokens=int(table["tokens"][table.known].sum()),
         config_source=config_source,
-        why_no_replay=case.why_no_life,
-        left_out_groups=case.life.digest.quarantined_groups if case.life else 0,
+        why_no_replay=case.why_no_replay,
+        left_out_groups=case.run.digest.quarantined_groups if case.run else 0,
         runs=runs,
         findings=tuple(finding for run in runs if run.tally for finding in run.tally.kept),
         evidence=evidence,

@@ -63,6 +63,10 @@ class Account:
         if amount:
             self.counts[metric] = self.counts.get(metric, 0) + amount
 
+    def count(self, metric: Metric) -> int:
+        """A count; 0 where nothing was counted."""
+        return self.counts.get(metric, 0)
+
     def include(self, other: Account) -> None:
         """Add another account: of the same row and another task, or of a later row."""
         for metric, value in other.counts.items():

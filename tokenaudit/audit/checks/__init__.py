@@ -12,6 +12,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
     losses,
     masks,
     partial_rollouts,
+    staleness,
     structure,
     totals,
     versions,

@@ -10,10 +10,10 @@ import numpy as np
 
 from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.life import Taken
+from tokenaudit.audit.replayed_run import Taken
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.takes import has_recorded_takes
+from tokenaudit.audit.taken import has_recorded_takes
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import STATUS_CODE, STATUSES
@@ -34,10 +34,10 @@ def _put_spans(table: LogTable) -> Iterator[Int64s]:
       "Hold a group back until all members are there, or drop it whole; give every group its own id.",
       Fact.TAKES, Fact.GROUP_SIZE)  # fmt: skip
 def _group_incomplete(case: Case, findings: Findings) -> None:
-    life = case.replayed
+    replayed = case.replayed
     last_put = {}
-    sizes = {task: life.config.task_policy(task).group_size for task in life.digest.tasks}
-    for taken in life.taken:
+    sizes = {task: replayed.config.task_policy(task).group_size for task in replayed.digest.tasks}
+    for taken in replayed.taken:
         size = sizes[taken.event.task_name]
         if size is None:
             continue
@@ -57,7 +57,7 @@ def _group_incomplete(case: Case, findings: Findings) -> None:
             text = (
                 f"taken at step {taken.event.train_step} with {plural(len(rollouts), 'member')}, group_size is {size}"
             )
-        row = int(life.put_rows(taken.put)[0])
+        row = int(replayed.put_rows(taken.put)[0])
         findings.add(case.table.group_subject(row), "; ".join([text, *missing[:3]]))
 
 
@@ -210,12 +210,12 @@ def _unfinished_row_trained(case: Case, findings: Findings) -> None:
 
 def _unfinished_replayed(case: Case, findings: Findings) -> None:
     """A group counts as completed where its members are neither failed, aborted, expired nor filtered: init remains."""
-    life, status = case.replayed, case.table["status"]
-    findings.add_checked(len(life.taken), "taken groups")
-    for taken in life.taken:
+    replayed, status = case.replayed, case.table["status"]
+    findings.add_checked(len(replayed.taken), "taken groups")
+    for taken in replayed.taken:
         if taken.event.responses.measures.is_completed:
             continue
-        for row in life.put_rows(taken.put).tolist():
+        for row in replayed.put_rows(taken.put).tolist():
             if status[row] != _COMPLETED:
                 text = f"{STATUSES[int(status[row])]} response taken at step {taken.event.train_step}"
                 findings.add(case.table.subject(row), text)
@@ -278,16 +278,16 @@ def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
       "Score before the group is taken; don't stand in a 0.",
       "reward", Fact.TAKES)  # fmt: skip
 def _reward_missing(case: Case, findings: Findings) -> None:
-    table, life = case.table, case.replayed
+    table, replayed = case.table, case.replayed
     is_unscored = np.isnan(table["reward"])
     has_rewards = not is_unscored[table.is_put].all()
-    puts = np.array([taken.put for taken in life.taken], dtype=np.int64)
-    bounds = life.digest.events.first_response
-    before = np.concatenate([[0], np.cumsum(is_unscored[life.puts.rows])])
+    puts = np.array([taken.put for taken in replayed.taken], dtype=np.int64)
+    bounds = replayed.digest.events.first_response
+    before = np.concatenate([[0], np.cumsum(is_unscored[replayed.puts.rows])])
     unscored, members = (column[bounds[puts + 1]] - column[bounds[puts]] for column in (before, np.arange(len(before))))
     findings.add_checked(int(members.sum()))
     for place in np.flatnonzero(unscored).tolist():
-        taken, rows = life.taken[place], life.put_rows(life.taken[place].put)
+        taken, rows = replayed.taken[place], replayed.put_rows(replayed.taken[place].put)
         if unscored[place] < members[place]:
             for row in rows[is_unscored[rows]].tolist():
                 text = f"no reward at the take of step {taken.event.train_step}, while mates have one"

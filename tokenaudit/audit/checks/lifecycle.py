@@ -1,4 +1,4 @@
-"""Checks of the lifecycle: what the run did, against the replay of its own config."""
+"""Checks of the lifecycle: samples, takes, restarts and statuses, against the replay of the run's own config."""
 
 from __future__ import annotations
 
@@ -6,216 +6,19 @@ from bisect import bisect
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.life import NEVER, Continued, Expired
+from tokenaudit.audit.replayed_run import NEVER, Sampled
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.takes import has_recorded_takes, recorded_takes
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.lifecycle.events import ExpiryReason, Where
-from tokenaudit.lifecycle.staleness import (
-    count_fresh,
-    is_fresh,
-    is_too_old,
-    newest_too_old,
-    oldest_fresh_version,
-    staleness,
-)
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
 
-_EXPIRED, _COMPLETED, _INIT = (STATUS_CODE[s] for s in (Status.EXPIRED, Status.COMPLETED, Status.INIT))
+_COMPLETED, _INIT = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.INIT]
 _SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]
-
-
-@rule("L001", "stale-token-trained", Severity.ERROR,
-      "The trainer's mask keeps tokens that the token rule masks.",
-      "Compute the mask at the step of the take.",
-      "trained_mask", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
-def _stale_token_trained(case: Case, findings: Findings) -> None:
-    if case.trained is None:
-        return
-    findings.add_checked(case.trained.responses, "masks at the take")
-    for response in case.trained.wrong:
-        for run in response.wrong:
-            if run.is_stale and run.trained:
-                text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
-                findings.add(response.subject, f"{text}, token limit {response.limit}")
-
-
-@rule("M008", "trained-mask-mismatch", Severity.ERROR,
-      "The mask the trainer used differs from the recomputed one on tokens that are fresh or out of the loss.",
-      "Train on semantic mask AND fresh, computed at the step of the take.",
-      "trained_mask", Fact.TAKES)  # fmt: skip
-def _trained_mask_mismatch(case: Case, findings: Findings) -> None:
-    if case.trained is None:
-        return
-    findings.add_checked(case.trained.responses, "masks at the take")
-    for response in case.trained.wrong:
-        lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
-        extra = sum(run.extra for run in response.wrong)
-        parts = [
-            f"{plural(lost, 'fresh trainable token')} not trained" if lost else "",
-            f"{plural(extra, 'token')} trained that the semantic mask leaves out" if extra else "",
-        ]
-        if lost or extra:
-            text = " and ".join(filter(None, parts))
-            findings.add(response.subject, f"{text} at step {response.train_step}")
-
-
-@rule("L002", "stale-group-taken", Severity.ERROR,
-      "A response was taken that the config says is too old.",
-      "Refresh staleness right before every take, and count the time spent waiting.",
-      Fact.TAKES)  # fmt: skip
-def _stale_group_taken(case: Case, findings: Findings) -> None:
-    if has_recorded_takes(case.table):
-        _stale_recorded_takes(case, findings)
-        return
-    life = case.replayed
-    findings.add_checked(len(life.taken), "taken groups")
-    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
-    for taken in life.taken:
-        step, limit = taken.event.train_step, limits[taken.event.task_name]
-        oldest, newest_stale = taken.event.responses.measures.oldest, newest_too_old(step, limit)
-        if oldest is None or not is_too_old(oldest, newest_stale):
-            continue
-        for row, member in zip(life.put_rows(taken.put).tolist(), taken.event.responses, strict=True):
-            if member.oldest is not None and is_too_old(member.oldest, newest_stale):
-                findings.add(case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
-
-
-def _stale_recorded_takes(case: Case, findings: Findings) -> None:
-    config, table = case.known_config, case.table
-    for take in recorded_takes(table):
-        findings.add_checked(1, "recorded takes")
-        for row in take.put_rows:
-            versions = [version for version, _ in case.replayed.puts.runs(row) if version >= 0]
-            limit = config.stale_threshold(table.tasks[int(table["task"][row])])
-            if versions and is_too_old(min(versions), newest_too_old(take.train_step, limit)):
-                text = _age_text(case, row, min(versions), take.train_step, limit)
-                findings.add(table.subject(row), text)
-
-
-def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
-    at_put = staleness(oldest, int(case.table["train_step"][row]))
-    age = staleness(oldest, step)
-    return f"taken at step {step} with staleness {age}, limit {limit}; {age - at_put} of it came from waiting"
-
-
-@rule("L003", "aged-in-queue", Severity.WARNING,
-      "Groups became too old after their put, while they waited.",
-      "Generate less ahead, or take the stalest first.",
-      Fact.REPLAY)  # fmt: skip
-def _aged_in_queue(case: Case, findings: Findings) -> None:
-    by_task: dict[str, list[Expired]] = {}
-    for expired in case.replayed.expired:
-        if expired.event.where is Where.REFRESH and expired.event.reason is not ExpiryReason.ARRIVED_EXPIRED:
-            by_task.setdefault(expired.event.task_name, []).append(expired)
-    findings.add_checked(len(case.replayed.expired), "expired groups")
-    for task, groups in by_task.items():
-        waits = sorted(expired.waited for expired in groups)
-        text = f"{plural(len(groups), 'group')} became too old after the put; median wait"
-        findings.add(Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
-
-
-@rule("L004", "expired-too-early", Severity.WARNING,
-      "The run expired a response or group that the config still allows.",
-      "Check the comparison (too old is staleness >= limit) and that the age is counted once per step.",
-      Fact.REPLAY)  # fmt: skip
-def _expired_too_early(case: Case, findings: Findings) -> None:
-    table, config = case.table, case.known_config
-    put_as_expired = table.known & (table["status"] == _EXPIRED) & (table["tokens"] > 0)
-    findings.add_checked(int(put_as_expired.sum()), "responses put as expired")
-    for row in np.flatnonzero(put_as_expired).tolist():
-        task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
-        runs = case.replayed.puts.full_runs(row)
-        versions = [version for version, _, _ in runs if version >= 0]
-        limit = config.stale_threshold(task)
-        oldest = oldest_fresh_version(step, config.token_stale_threshold(task) or limit)
-        fresh = [run[2] for run, version in zip(runs, versions, strict=False) if is_fresh(version, oldest)]
-        if versions and any(fresh) and not is_too_old(min(versions), newest_too_old(step, limit)):
-            age = staleness(min(versions), step)
-            text = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
-            findings.add(table.subject(row), text)
-    for sample in case.replayed.continued:
-        is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
-        findings.add_checked(1, "responses put as expired and samples")
-        if is_early:
-            text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
-            findings.add(Subject(sample.task, sample.group_id), text)
-
-
-@rule("L005", "expired-too-late", Severity.WARNING,
-      "The run continued a group that the config says had expired.",
-      "Refresh staleness at every step, and count the oldest token.",
-      Fact.TIMELINE)  # fmt: skip
-def _expired_too_late(case: Case, findings: Findings) -> None:
-    for sample in case.replayed.continued:
-        findings.add_checked(1, "samples")
-        if sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED:
-            text = "sampled from the aborted pool, though it had expired under the config"
-            findings.add(Subject(sample.task, sample.group_id), text)
-
-
-@rule("L006", "expired-retained", Severity.WARNING,
-      "The run kept an expired group though its config discards it.",
-      "Drop the group, or set tail_batch_trigger_size to 0 or more.",
-      Fact.TIMELINE, Fact.NO_RETRY)  # fmt: skip
-def _expired_retained(case: Case, findings: Findings) -> None:
-    for sample in case.replayed.continued:
-        findings.add_checked(1, "samples")
-        if sample.was_discarded and sample.replayed is None:
-            text = f"sampled from the {sample.recorded} pool, though the config had discarded it"
-            findings.add(Subject(sample.task, sample.group_id), text)
-
-
-@rule("L007", "recorded-staleness-mismatch", Severity.ERROR,
-      "The recorded seq_staleness isn't that of the oldest token.",
-      "seq_staleness = train_step - oldest version - 1, and 0 without tokens.",
-      "seq_staleness")  # fmt: skip
-def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
-    table = case.table
-    recorded = table["seq_staleness"]
-    oldest = _oldest(case)
-    told = table.known & table.present("seq_staleness") & table.present("train_step")
-    has_version = oldest != ABSENT
-    expected = np.where(has_version, staleness(np.where(has_version, oldest, 0), table["train_step"]), 0)
-    told &= has_version | (table["tokens"] == 0)
-    findings.add_rows(
-        table.subject, told & (recorded != expected),
-        lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
-    )  # fmt: skip
-    findings.add_checked(int(told.sum()))
-
-
-def _oldest(case: Case) -> np.ndarray:
-    """The oldest version of every put row, that of its put included where it stamps tokens."""
-    table = case.table
-    stamps = (table["tokens"] > np.maximum(table["versions_len"], 0)) & table.present("model_step")
-    oldest = table["oldest"]
-    return np.where(stamps & ((oldest == ABSENT) | (table["model_step"] < oldest)), table["model_step"], oldest)
-
-
-@rule("L010", "agentic-exempt-stale", Severity.WARNING,
-      "Tokens beyond the token limit are trained because the token rule spares groups with an agentic member.",
-      "Lower max_staleness for agentic tasks, or leave ready-made inputs out.",
-      "agentic", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
-def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    limits = {task: life.config.token_stale_threshold(task) for task in life.digest.tasks}
-    for taken in life.taken:
-        step, limit = taken.event.train_step, limits[taken.event.task_name]
-        if limit is None or not taken.event.responses.measures.is_agentic:
-            continue
-        findings.add_checked(1, "taken groups with an agentic member")
-        stale = count_fresh(taken.event.responses.trainable_by_version(), step, limit, {})
-        if stale:
-            text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
-            row = int(life.put_rows(taken.put)[0])
-            findings.add(case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
 
 
 @rule("L017", "id-reused", Severity.WARNING,
@@ -223,10 +26,10 @@ def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
       "Add a part to ids that is new for every run, and don't feed prompts again unnoticed.",
       Fact.TAKES)  # fmt: skip
 def _id_reused(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    findings.add_checked(len(life.digest.events.kind), "events")
-    for again in life.put_again:
-        row = int(life.put_rows(again.log_event)[0])
+    replayed = case.replayed
+    findings.add_checked(len(replayed.digest.events.kind), "events")
+    for again in replayed.put_again:
+        row = int(replayed.put_rows(again.log_event)[0])
         if again.held is Status.COMPLETED:
             findings.add(case.table.group_subject(row), "put again while it waits as completed")
         elif again.taken_at != NEVER:
@@ -238,9 +41,9 @@ def _id_reused(case: Case, findings: Findings) -> None:
       "Record every put, sample and take in the order in which the buffer saw them.",
       Fact.TIMELINE)  # fmt: skip
 def _sample_mismatch(case: Case, findings: Findings) -> None:
-    """Samples that the rules about expiry have no word for; groups put before the log begins are left out."""
-    findings.add_checked(len(case.replayed.continued), "samples")
-    for sample in case.replayed.continued:
+    """Samples that the rules about expiry don't report; groups put before the log begins are left out."""
+    findings.add_checked(len(case.replayed.samples), "samples")
+    for sample in case.replayed.samples:
         if sample.replayed is None:
             text = "" if sample.was_discarded or not sample.was_put else "it isn't held"
         else:
@@ -250,8 +53,8 @@ def _sample_mismatch(case: Case, findings: Findings) -> None:
             findings.add(Subject(sample.task, sample.group_id), text)
 
 
-def _of_expiry(sample: Continued) -> bool:
-    """Whether expired-too-early or expired-too-late tells a sample."""
+def _of_expiry(sample: Sampled) -> bool:
+    """Whether expired-too-early or expired-too-late reports a sample."""
     if sample.recorded is Status.EXPIRED:
         return sample.replayed in (Status.COMPLETED, Status.ABORTED)
     return sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED
@@ -262,11 +65,11 @@ def _of_expiry(sample: Continued) -> bool:
       "Record a sample event for every group that is generated again.",
       Fact.TIMELINE, Fact.SAMPLES)  # fmt: skip
 def _put_without_sample(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    findings.add_checked(len(life.put_again), "puts of groups that wait or were taken")
-    for again in life.put_again:
+    replayed = case.replayed
+    findings.add_checked(len(replayed.put_again), "puts of groups that wait or were taken")
+    for again in replayed.put_again:
         if again.held in (Status.ABORTED, Status.EXPIRED):
-            row = int(life.put_rows(again.log_event)[0])
+            row = int(replayed.put_rows(again.log_event)[0])
             findings.add(case.table.group_subject(row), f"put again while it waits as {again.held}")
 
 
@@ -277,7 +80,7 @@ def _put_without_sample(case: Case, findings: Findings) -> None:
 def _duplicate_consumption(case: Case, findings: Findings) -> None:
     table = case.table
     taken_at: dict[tuple[int, int, int], int] = {}
-    for take in recorded_takes(table):
+    for take in case.takes:
         findings.add_checked(1, "recorded takes")
         # The same id in another group is another response.
         group_id = int(table["group_id"][take.put_rows[0]]) if take.put_rows else ABSENT
@@ -337,23 +140,6 @@ def _sampled_between(case: Case, rows: Bools) -> Bools:
         own = samples.get((int(task[row]), int(group_id[row])), [])
         between[row] = bisect(own, row) > bisect(own, table.previous[row])
     return between
-
-
-@rule("L020", "staleness-convention", Severity.INFO,
-      "How this audit counts staleness, and how many verdicts rest on it.",
-      "Check it against your trainer: strict or not, and counted from which version.",
-      Fact.REPLAY)  # fmt: skip
-def _staleness_convention(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    limits = {task: life.config.stale_threshold(task) for task in life.digest.tasks}
-    at_limit = 0
-    for expired in life.expired:
-        if expired.event.reason is ExpiryReason.SEQUENCE:
-            oldest = min(version for *_, version, _ in expired.event.expired.facts() if version is not None)
-            at_limit += staleness(oldest, expired.event.train_step) == limits[expired.event.task_name]
-    text = "staleness is step - version - 1, and too old from (max_staleness + 1) x sync_weights_interval on"
-    findings.add(Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
-    findings.add_checked(len(life.expired), "expired groups")
 
 
 @rule("L021", "setting-suspect", Severity.WARNING,

@@ -8,7 +8,7 @@ from statistics import median
 
 from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.life import Key, Life
+from tokenaudit.audit.replayed_run import Key, ReplayedRun
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.config.sections import task_sizes
 from tokenaudit.contracts import metrics as m
@@ -16,7 +16,6 @@ from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
-from tokenaudit.replay.ledger import Account
 
 STARVED_AFTER = 3
 """Times a group may expire before it counts as starved."""
@@ -59,12 +58,10 @@ def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
 def _silent_discard(case: Case, findings: Findings) -> None:
     findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, account in case.replayed.ledger.totals.items():
-        groups = account.counts.get(m.DISCARDED_GROUPS, 0)
+        groups = account.count(m.DISCARDED_GROUPS)
         if groups:
-            stale, fresh = (
-                account.counts.get(metric, 0) for metric in (m.DISCARDED_STALE_TOKENS, m.DISCARDED_FRESH_TOKENS)
-            )
-            text = f"{plural(groups, 'expired group')} with {plural(stale + fresh, 'token')} discarded"
+            tokens = account.count(m.DISCARDED_STALE_TOKENS) + account.count(m.DISCARDED_FRESH_TOKENS)
+            text = f"{plural(groups, 'expired group')} with {plural(tokens, 'token')} discarded"
             findings.add(Subject(task), f"{text} (tail_batch_trigger_size -1)")
 
 
@@ -73,10 +70,10 @@ def _silent_discard(case: Case, findings: Findings) -> None:
       "Allow partial rollouts, raise max_staleness, or shorten the response.",
       Fact.REPLAY, Fact.RETRY)  # fmt: skip
 def _starved_group(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    taken = {(entry.event.task_name, entry.event.group_id) for entry in life.taken}
+    replayed = case.replayed
+    taken = {(entry.event.task_name, entry.event.group_id) for entry in replayed.taken}
     steps: dict[Key, list[int]] = defaultdict(list)
-    for expired in life.expired:
+    for expired in replayed.expired:
         steps[expired.event.task_name, expired.event.group_id].append(expired.event.train_step)
     findings.add_checked(len(steps), "groups that expired")
     for (task, group_id), when in steps.items():
@@ -91,17 +88,17 @@ def _starved_group(case: Case, findings: Findings) -> None:
       "Allow partial rollouts, or raise max_staleness.",
       Fact.TAKES)  # fmt: skip
 def _length_bias(case: Case, findings: Findings) -> None:
-    life = case.replayed
+    replayed = case.replayed
     taken, expired = defaultdict(list), defaultdict(list)
-    for entry in life.taken:
+    for entry in replayed.taken:
         measures = entry.event.responses.measures
         taken[entry.event.task_name].append(measures.tokens // max(1, measures.samples))
-    for entry in life.expired:
+    for entry in replayed.expired:
         parts = (entry.event.expired, entry.event.fresh)
         tokens = sum(part.tokens for part in parts)
         if tokens:
             expired[entry.event.task_name].append(tokens // sum(len(part) for part in parts))
-    findings.add_checked(len(life.expired), "expired groups")
+    findings.add_checked(len(replayed.expired), "expired groups")
     for task, lengths in expired.items():
         if len(lengths) < BIAS_GROUPS or len(taken[task]) < BIAS_GROUPS:
             continue
@@ -117,11 +114,11 @@ def _length_bias(case: Case, findings: Findings) -> None:
       Fact.REPLAY)  # fmt: skip
 def _discard_rate(case: Case, findings: Findings) -> None:
     for task, account in case.replayed.ledger.totals.items():
-        produced, dropped = _count(account, m.PRODUCED_TOKENS), sum(_count(account, part) for part in m.DROPPED_PARTS)
+        produced, dropped = account.count(m.PRODUCED_TOKENS), sum(account.count(part) for part in m.DROPPED_PARTS)
         findings.add_checked(produced, "produced tokens")
         if produced < DISCARD_TOKENS or dropped <= DISCARD_SHARE * produced:
             continue
-        fresh = _count(account, m.DISCARDED_FRESH_TOKENS)
+        fresh = account.count(m.DISCARDED_FRESH_TOKENS)
         text = (
             f"{100 * dropped / produced:.1f} % of produced tokens ({dropped:,} of {produced:,}) were dropped as stale"
         )
@@ -130,29 +127,25 @@ def _discard_rate(case: Case, findings: Findings) -> None:
         findings.add(Subject(task), text)
 
 
-def _count(account: Account, metric: m.Metric) -> int:
-    return account.counts.get(metric, 0)
-
-
 @rule("L014", "batch-never-filled", Severity.ERROR,
       "The run ends before its last step with a batch it couldn't fill.",
       "Look at the members that never came back; time them out.",
       Fact.TIMELINE, Fact.STEPS)  # fmt: skip
 def _batch_never_filled(case: Case, findings: Findings) -> None:
-    life, config = case.replayed, case.known_config
-    findings.add_checked(len(life.steps), "steps")
+    replayed, config = case.replayed, case.known_config
+    findings.add_checked(len(replayed.steps), "steps")
     wanted = config.timeline.steps
-    if not life.steps or wanted is None:
+    if not replayed.steps or wanted is None:
         return
-    last = life.steps[-1].train_step
+    last = replayed.steps[-1].train_step
     if last >= wanted:
         return
-    held = _ready_after(life, last)
-    for task, size in task_sizes(config, list(life.ledger.tasks)).items():
+    held = _ready_after(replayed, last)
+    for task, size in task_sizes(config, list(replayed.ledger.tasks)).items():
         ready = held[task]
         if size <= ready:
             continue
-        waiting = _waiting(life, task)
+        waiting = _waiting(replayed, task)
         text = f"the run stops after step {last} of {wanted} with {ready} of {size} completed groups"
         if waiting:
             listed = ", ".join(map(str, waiting[:3])) + (", …" if len(waiting) > 3 else "")
@@ -160,44 +153,44 @@ def _batch_never_filled(case: Case, findings: Findings) -> None:
         findings.add(Subject(task, train_step=last + 1), text)
 
 
-def _ready_after(life: Life, step: int) -> Counter[str]:
+def _ready_after(replayed: ReplayedRun, step: int) -> Counter[str]:
     """Groups held as completed in the end, by task: those left after the take of the last step and those put since."""
-    left = life.steps[-1].leftovers
+    left = replayed.steps[-1].leftovers
     ready = Counter({task: held.get(Status.COMPLETED, 0) for task, held in left.items()})
-    last_take = _last_take(life)
-    lost = set(life.rejected)
-    for expired in life.expired:
+    last_take = _last_take(replayed)
+    lost = set(replayed.rejected)
+    for expired in replayed.expired:
         lost.add(expired.put)
-        if expired.event.train_step > step and expired.put <= last_take and _is_completed(life, expired.put):
+        if expired.event.train_step > step and expired.put <= last_take and _is_completed(replayed, expired.put):
             ready[expired.event.task_name] -= 1
-    events = life.digest.events
+    events = replayed.digest.events
     for event in range(last_take + 1, len(events.kind)):
-        if events.kind[event] == _PUT and event not in lost and _is_completed(life, event):
-            ready[life.digest.tasks[int(events.task[event])]] += 1
+        if events.kind[event] == _PUT and event not in lost and _is_completed(replayed, event):
+            ready[replayed.digest.tasks[int(events.task[event])]] += 1
     return ready
 
 
-def _last_take(life: Life) -> int:
-    takes = (life.digest.events.kind == KIND_CODE[EventKind.TAKE]).nonzero()[0]
+def _last_take(replayed: ReplayedRun) -> int:
+    takes = (replayed.digest.events.kind == KIND_CODE[EventKind.TAKE]).nonzero()[0]
     return int(takes[-1]) if len(takes) else -1
 
 
-def _is_completed(life: Life, put: int) -> bool:
+def _is_completed(replayed: ReplayedRun, put: int) -> bool:
     """Whether all members of a put, given by its log event, are completed."""
-    first, last = life.digest.events.first_response[put : put + 2].tolist()
-    return bool((life.digest.responses.status[first:last] == _COMPLETED).all())
+    first, last = replayed.digest.events.first_response[put : put + 2].tolist()
+    return bool((replayed.digest.responses.status[first:last] == _COMPLETED).all())
 
 
-def _waiting(life: Life, task: str) -> list[int]:
+def _waiting(replayed: ReplayedRun, task: str) -> list[int]:
     """Groups of a task whose last event is an unfinished put or a sample."""
-    events = life.digest.events
-    code = life.digest.tasks.index(task) if task in life.digest.tasks else -1
+    events = replayed.digest.events
+    code = replayed.digest.tasks.index(task) if task in replayed.digest.tasks else -1
     of_task = (events.task == code) & ((events.kind == _PUT) | (events.kind == _SAMPLE))
     last = {int(events.group_id[event]): event for event in of_task.nonzero()[0].tolist()}
     return sorted(
         group_id
         for group_id, event in last.items()
-        if event not in life.rejected and not (events.kind[event] == _PUT and _is_completed(life, event))
+        if event not in replayed.rejected and not (events.kind[event] == _PUT and _is_completed(replayed, event))
     )
 
 
@@ -206,14 +199,14 @@ def _waiting(life: Life, task: str) -> list[int]:
       "Look for puts that were not recorded, and check that the config is the run's own.",
       Fact.TIMELINE)  # fmt: skip
 def _batch_shortfall(case: Case, findings: Findings) -> None:
-    life = case.replayed
+    replayed = case.replayed
     short: dict[str, list[tuple[int | None, int]]] = defaultdict(list)
-    for row in life.ledger.rows:
+    for row in replayed.ledger.rows:
         for task, account in row.accounts.items():
-            groups = _count(account, m.SHORTFALL_GROUPS)
+            groups = account.count(m.SHORTFALL_GROUPS)
             if groups:
                 short[task].append((row.train_step, groups))
-    findings.add_checked(len(life.steps), "steps")
+    findings.add_checked(len(replayed.steps), "steps")
     for task, takes in short.items():
         text = f"{plural(sum(groups for _, groups in takes), 'group')} too few in {plural(len(takes), 'take')}"
         findings.add(Subject(task), f"{text}, first at step {takes[0][0]}")
@@ -224,10 +217,11 @@ def _batch_shortfall(case: Case, findings: Findings) -> None:
       "Look for a failing environment or a filter that rejects everything.",
       Fact.REPLAY)  # fmt: skip
 def _dead_group_run(case: Case, findings: Findings) -> None:
-    life = case.replayed
-    useless = set(life.rejected) | {e.put for e in life.expired if e.event.fate is Fate.DISCARDED and e.waited == 0}
-    events = life.digest.events
-    for code, task in enumerate(life.digest.tasks):
+    replayed = case.replayed
+    discarded = (entry for entry in replayed.expired if entry.event.fate is Fate.DISCARDED)
+    useless = set(replayed.rejected) | {entry.put for entry in discarded if entry.waited == 0}
+    events = replayed.digest.events
+    for code, task in enumerate(replayed.digest.tasks):
         puts = ((events.kind == _PUT) & (events.task == code)).nonzero()[0].tolist()
         findings.add_checked(len(puts), "puts")
         for is_useless, run in groupby(puts, key=useless.__contains__):

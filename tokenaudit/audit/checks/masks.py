@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.rule import Severity, rule
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import PAD_RUN
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
@@ -111,5 +111,37 @@ def _trained_mask_length(case: Case, findings: Findings) -> None:
         lambda row: f"{plural(int(lengths[row]), 'mask value')} for {plural(int(tokens[row]), 'token')}",
     )  # fmt: skip
     findings.add_checked(int(checked.sum()))
-    for subject, entries, expected in case.trained.misfits if case.trained else ():
-        findings.add(subject, f"{plural(entries, 'mask value')} for {plural(expected, 'token')} at the take")
+    for misfit in case.trained.misfits:
+        text = f"{plural(misfit.mask_values, 'mask value')} for {plural(misfit.tokens, 'token')} at the take"
+        findings.add(misfit.subject, text)
+
+
+@rule("M008", "trained-mask-mismatch", Severity.ERROR,
+      "The mask the trainer used differs from the recomputed one on tokens that are fresh or out of the loss.",
+      "Train on semantic mask AND fresh, computed at the step of the take.",
+      "trained_mask", Fact.TAKES)  # fmt: skip
+def _trained_mask_mismatch(case: Case, findings: Findings) -> None:
+    findings.add_checked(case.trained.responses, "masks at the take")
+    for response in case.trained.wrong:
+        lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
+        extra = sum(run.extra for run in response.wrong)
+        parts = [
+            f"{plural(lost, 'fresh trainable token')} not trained" if lost else "",
+            f"{plural(extra, 'token')} trained that the semantic mask leaves out" if extra else "",
+        ]
+        if lost or extra:
+            text = " and ".join(filter(None, parts))
+            findings.add(response.subject, f"{text} at step {response.train_step}")
+
+
+@rule("L001", "stale-token-trained", Severity.ERROR,
+      "The trainer's mask keeps tokens that the token rule masks.",
+      "Compute the mask at the step of the take.",
+      "trained_mask", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
+def _stale_token_trained(case: Case, findings: Findings) -> None:
+    findings.add_checked(case.trained.responses, "masks at the take")
+    for response in case.trained.wrong:
+        for run in response.wrong:
+            if run.is_stale and run.trained:
+                text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
+                findings.add(response.subject, f"{text}, token limit {response.limit}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
 from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.puts import Run
 from tokenaudit.audit.rule import Fact, Severity, rule
 
 
@@ -35,22 +37,19 @@ def _version_restamped(case: Case, findings: Findings) -> None:
     findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 
-def _zipped(
-    earlier: list[tuple[int, int]], later: list[tuple[int, int]], tokens: int
-) -> Iterator[tuple[int, int, int]]:
+def _zipped(earlier: list[Run], later: list[Run], tokens: int) -> Iterator[tuple[int, int, int]]:
     """(version before, version now, tokens) of stretches where both stay the same, up to `tokens`."""
     left, right = iter(earlier), iter(later)
-    old = new = (0, 0)
+    old = new = nothing = Run(0, 0, 0)
     while tokens > 0:
-        if old[1] == 0:
-            old = next(left, (0, 0))
-        if new[1] == 0:
-            new = next(right, (0, 0))
-        length = min(old[1], new[1], tokens)
+        old = old if old.tokens else next(left, nothing)
+        new = new if new.tokens else next(right, nothing)
+        length = min(old.tokens, new.tokens, tokens)
         if length == 0:
             return
-        yield old[0], new[0], length
-        old, new, tokens = (old[0], old[1] - length), (new[0], new[1] - length), tokens - length
+        yield old.version, new.version, length
+        old, new = (run._replace(tokens=run.tokens - length) for run in (old, new))
+        tokens -= length
 
 
 @rule("M003", "mask-retracted", Severity.WARNING,
@@ -95,11 +94,8 @@ def _produced_token_double_count(case: Case, findings: Findings) -> None:
         runs_before, runs_now = case.readable.runs(before), case.readable.runs(row)
         shared = _shared(runs_before, runs_now)
         # What an older version made can't have been made in this round.
-        old = 0
-        for version, length in runs_now:
-            if version >= table["model_step"][row]:
-                break
-            old += length
+        stamp = table["model_step"][row]
+        old = sum(run.tokens for run in takewhile(lambda run, stamp=stamp: run.version < stamp, runs_now))
         if shared == tokens[before]:
             counted_twice[row] = max(0, min(shared, old) - int(prior[row]))
     findings.add_rows(
@@ -110,13 +106,13 @@ def _produced_token_double_count(case: Case, findings: Findings) -> None:
     findings.add_checked(int(checked.sum()), "puts of a response seen before")
 
 
-def _shared(earlier: list[tuple[int, int]], later: list[tuple[int, int]]) -> int:
+def _shared(earlier: list[Run], later: list[Run]) -> int:
     """Leading tokens with the same versions."""
     shared = 0
-    for (old, old_tokens), (new, new_tokens) in zip(earlier, later, strict=False):
-        if old != new:
+    for old, new in zip(earlier, later, strict=False):
+        if old.version != new.version:
             break
-        shared += min(old_tokens, new_tokens)
-        if old_tokens != new_tokens:
+        shared += min(old.tokens, new.tokens)
+        if old.tokens != new.tokens:
             break
     return shared

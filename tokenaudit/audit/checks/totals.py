@@ -15,13 +15,9 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.staleness import has_fresh_token, oldest_fresh_version
 from tokenaudit.log.digest import KIND_CODE
-from tokenaudit.replay.ledger import Account, combined
+from tokenaudit.replay.ledger import combined
 
 _TAKE = KIND_CODE[EventKind.TAKE]
-
-
-def _of(account: Account, metric: m.Metric) -> int:
-    return account.counts.get(metric, 0)
 
 
 @rule("T001", "step-without-trainable-tokens", Severity.ERROR,
@@ -33,9 +29,9 @@ def _step_without_trainable_tokens(case: Case, findings: Findings) -> None:
     findings.add_checked(len(rows), "steps")
     for row in rows:
         account = combined(row.accounts.values())
-        taken, trained = _of(account, m.TAKEN_TOKENS), _of(account, m.TRAINED_TOKENS)
+        taken, trained = account.count(m.TAKEN_TOKENS), account.count(m.TRAINED_TOKENS)
         if taken and not trained:
-            stale = _of(account, m.MASKED_STALE_TOKENS)
+            stale = account.count(m.MASKED_STALE_TOKENS)
             text = f"0 of {plural(taken, 'token')} trainable ({stale} of them stale)"
             findings.add(Subject(train_step=row.train_step), text)
 
@@ -56,7 +52,7 @@ def _untrained_response_taken(case: Case, findings: Findings) -> None:
                 stale[step] += newest_trainable is not None
     findings.add_checked(members.total(), "taken responses")
     for step, count in untrained.items():
-        # A step in which nothing at all is trained is told by step-without-trainable-tokens.
+        # A step in which nothing at all is trained is reported by step-without-trainable-tokens.
         if count < members[step]:
             text = f"{count} of {plural(members[step], 'response')} taken have no token to train ({stale[step]} of them"
             findings.add(Subject(train_step=step), f"{text} too old): the batch is in effect {members[step] - count}")
@@ -88,14 +84,14 @@ def _denominator_mismatch(case: Case, findings: Findings) -> None:
     }
     for row in case.replayed.ledger.rows:
         for task, account in row.accounts.items():
-            told = recorded.get((task, row.train_step or 0))
-            if told is None:
+            divisor = recorded.get((task, row.train_step or 0))
+            if divisor is None:
                 continue
             findings.add_checked(1, "steps")
-            trained = _of(account, m.TRAINED_TOKENS)
-            if told != trained:
-                scale = f": loss scaled by {trained / told:.2f}" if told else ""
-                text = f"divided by {told}, trainable tokens {trained}{scale}"
+            trained = account.count(m.TRAINED_TOKENS)
+            if divisor != trained:
+                scale = f": loss scaled by {trained / divisor:.2f}" if divisor else ""
+                text = f"divided by {divisor}, trainable tokens {trained}{scale}"
                 findings.add(Subject(task, train_step=row.train_step), text)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class Expired(NamedTuple):
     waited: int
 
 
-class Continued(NamedTuple):
+class Sampled(NamedTuple):
     """A sample event of the log, and the pool in which replay held the group then; None: not held.
 
-    `was_put` tells whether the log had put the group before.
+    `was_put` says whether the log had put the group before.
     """
 
     log_event: int
@@ -68,8 +68,8 @@ class PutAgain(NamedTuple):
 
 
 @dataclass(slots=True)
-class Life:
-    """A replayed log.
+class ReplayedRun:
+    """A log replayed under its own config.
 
     Attributes:
         config: what it was replayed under.
@@ -77,77 +77,58 @@ class Life:
         digest: the log.
         puts: the version runs of its rows.
         ledger: the counted run.
+        taken_step: step at which each response of the digest was taken; `NEVER` where it wasn't.
         taken: groups taken, in order.
         expired: groups that became expired, in order.
         rejected: puts by log event whose group was discarded because it failed or was filtered.
-        continued: sample events of the log.
+        samples: sample events of the log.
         put_again: puts of groups that wait or had been taken.
         steps: where step rows ended.
-        taken_step: step at which each response of the digest was taken; `NEVER` where it wasn't.
     """
 
     config: Config
     timeline: TimelineKind
     digest: Digest
     puts: PutRuns
-    ledger: Ledger
-    taken: list[Taken]
-    expired: list[Expired]
-    rejected: dict[int, Status]
-    continued: list[Continued]
-    put_again: list[PutAgain]
-    steps: list[StepClosed]
-    taken_step: Int64s
+    ledger: Ledger = field(init=False)
+    taken_step: Int64s = field(init=False)
+    taken: list[Taken] = field(default_factory=list)
+    expired: list[Expired] = field(default_factory=list)
+    rejected: dict[int, Status] = field(default_factory=dict)
+    samples: list[Sampled] = field(default_factory=list)
+    put_again: list[PutAgain] = field(default_factory=list)
+    steps: list[StepClosed] = field(default_factory=list)
 
-    def put_rows(self, put: int) -> np.ndarray[Any, Any]:
+    def put_rows(self, put: int) -> Int64s:
         """Rows of the log that belong to a put, given its log event."""
         first_response = self.digest.events.first_response
         return self.puts.rows[int(first_response[put]) : int(first_response[put + 1])]
 
 
-def follow(digest: Digest, config: Config, puts: PutRuns) -> Life:
+def follow(digest: Digest, config: Config, puts: PutRuns) -> ReplayedRun:
     """Replay a log under its own config and note what became of every put.
 
     Raises:
         UsageError, ConfigError: this log can't be replayed under this config.
     """
-    kind = timeline_of(digest)
-    follower = _Follower(digest, puts.recorded_pools)
-    events = replay(digest, config, kind, on_log_event=follower.at)
-    ledger = count(follower.watched(events), run_tasks(digest, config))
-    return Life(
-        config,
-        kind,
-        digest,
-        puts,
-        ledger,
-        follower.taken,
-        follower.expired,
-        follower.rejected,
-        follower.continued,
-        follower.put_again,
-        follower.steps,
-        follower.taken_step,
-    )
+    run = ReplayedRun(config, timeline_of(digest), digest, puts)
+    run.taken_step = np.full(len(digest.responses.tokens), NEVER, dtype=np.int64)
+    follower = _Follower(run)
+    events = replay(digest, config, run.timeline, on_log_event=follower.at)
+    run.ledger = count(follower.watched(events), run_tasks(digest, config))
+    return run
 
 
 class _Follower:
-    """Watches a replay; its state is what replay holds, as far as events tell."""
+    """Notes in a run what its replay does, beside what the log says at the same event."""
 
-    def __init__(self, digest: Digest, recorded_pools: Mapping[Key, Sequence[Status]]) -> None:
-        self.taken: list[Taken] = []
-        self.expired: list[Expired] = []
-        self.rejected: dict[int, Status] = {}
-        self.continued: list[Continued] = []
-        self.put_again: list[PutAgain] = []
-        self.steps: list[StepClosed] = []
-        self.taken_step: Int64s = np.full(len(digest.responses.tokens), NEVER, dtype=np.int64)
-        self._digest = digest
-        events = digest.events
-        tasks = [digest.tasks[code] if code >= 0 else "" for code in events.task.tolist()]
+    def __init__(self, run: ReplayedRun) -> None:
+        self._run = run
+        events, names = run.digest.events, run.digest.tasks
+        tasks = [names[code] if code >= 0 else "" for code in events.task.tolist()]
         self._kinds: list[int] = events.kind.tolist()
         self._keys: list[Key] = list(zip(tasks, events.group_id.tolist(), strict=True))
-        self._recorded_pools = {key: iter(pools) for key, pools in recorded_pools.items()}
+        self._recorded_pools = {key: iter(pools) for key, pools in run.puts.recorded_pools.items()}
         self._log_event = -1
         self._last_put: dict[Key, int] = {}
         self._held = HeldGroups()
@@ -163,11 +144,11 @@ class _Follower:
             pool = self._held.status(key)
             recorded = next(self._recorded_pools[key])
             was_put = key in self._put_before
-            self.continued.append(Continued(log_event, *key, recorded, pool, key in self._discarded, was_put))
+            self._run.samples.append(Sampled(log_event, *key, recorded, pool, key in self._discarded, was_put))
         elif kind == _PUT:
             held = self._held.status(key)
             if held is not None or key in self._taken_at:
-                self.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
+                self._run.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
             self._put_before.add(key)
 
     def watched(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
@@ -178,13 +159,13 @@ class _Follower:
 
     def _note(self, event: RunEvent) -> None:
         if isinstance(event, StepClosed):
-            self.steps.append(event)
+            self._run.steps.append(event)
         elif isinstance(event, GroupPut):
             key = (event.task_name, event.group_id)
             self._last_put[key] = self._log_event
             self._discarded.discard(key)
         elif isinstance(event, GroupRejected):
-            self.rejected[self._log_event] = event.status
+            self._run.rejected[self._log_event] = event.status
         elif isinstance(event, GroupExpired):
             self._note_expired(event)
         elif isinstance(event, GroupTaken):
@@ -194,7 +175,7 @@ class _Follower:
     def _note_expired(self, event: GroupExpired) -> None:
         key = (event.task_name, event.group_id)
         put = self._last_put[key]
-        self.expired.append(Expired(event, put, event.train_step - int(self._digest.events.train_step[put])))
+        self._run.expired.append(Expired(event, put, event.train_step - int(self._run.digest.events.train_step[put])))
         if event.fate is Fate.DISCARDED:
             self._discarded.add(key)
 
@@ -202,6 +183,6 @@ class _Follower:
         key = (event.task_name, event.group_id)
         put = self._last_put[key]
         self._taken_at[key] = event.train_step
-        first, last = self._digest.events.first_response[put : put + 2].tolist()
-        self.taken_step[first:last] = event.train_step
-        self.taken.append(Taken(event, put))
+        first, last = self._run.digest.events.first_response[put : put + 2].tolist()
+        self._run.taken_step[first:last] = event.train_step
+        self._run.taken.append(Taken(event, put))

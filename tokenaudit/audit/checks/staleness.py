@@ -1,0 +1,194 @@
+"""Checks of staleness: what was taken, expired or kept, against the limits of the run's own config."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.replayed_run import Expired
+from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.audit.taken import has_recorded_takes
+from tokenaudit.lifecycle.events import ExpiryReason, Where
+from tokenaudit.lifecycle.staleness import (
+    count_fresh,
+    is_fresh,
+    is_too_old,
+    newest_too_old,
+    oldest_fresh_version,
+    staleness,
+)
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.batch_columns import ABSENT
+from tokenaudit.log.digest import STATUS_CODE
+
+_EXPIRED = STATUS_CODE[Status.EXPIRED]
+
+
+@rule("L002", "stale-group-taken", Severity.ERROR,
+      "A response was taken that the config says is too old.",
+      "Refresh staleness right before every take, and count the time spent waiting.",
+      Fact.TAKES)  # fmt: skip
+def _stale_group_taken(case: Case, findings: Findings) -> None:
+    if has_recorded_takes(case.table):
+        _stale_recorded_takes(case, findings)
+        return
+    replayed = case.replayed
+    findings.add_checked(len(replayed.taken), "taken groups")
+    limits = {task: replayed.config.stale_threshold(task) for task in replayed.digest.tasks}
+    for taken in replayed.taken:
+        step, limit = taken.event.train_step, limits[taken.event.task_name]
+        oldest, newest_stale = taken.event.responses.measures.oldest, newest_too_old(step, limit)
+        if oldest is None or not is_too_old(oldest, newest_stale):
+            continue
+        for row, member in zip(replayed.put_rows(taken.put).tolist(), taken.event.responses, strict=True):
+            if member.oldest is not None and is_too_old(member.oldest, newest_stale):
+                findings.add(case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
+
+
+def _stale_recorded_takes(case: Case, findings: Findings) -> None:
+    config, table = case.known_config, case.table
+    for take in case.takes:
+        findings.add_checked(1, "recorded takes")
+        for row in take.put_rows:
+            versions = [run.version for run in case.replayed.puts.runs(row) if run.version >= 0]
+            limit = config.stale_threshold(table.tasks[int(table["task"][row])])
+            if versions and is_too_old(min(versions), newest_too_old(take.train_step, limit)):
+                text = _age_text(case, row, min(versions), take.train_step, limit)
+                findings.add(table.subject(row), text)
+
+
+def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
+    at_put = staleness(oldest, int(case.table["train_step"][row]))
+    age = staleness(oldest, step)
+    return f"taken at step {step} with staleness {age}, limit {limit}; {age - at_put} of it came from waiting"
+
+
+@rule("L003", "aged-in-queue", Severity.WARNING,
+      "Groups became too old after their put, while they waited.",
+      "Generate less ahead, or take the stalest first.",
+      Fact.REPLAY)  # fmt: skip
+def _aged_in_queue(case: Case, findings: Findings) -> None:
+    by_task: dict[str, list[Expired]] = {}
+    for expired in case.replayed.expired:
+        if expired.event.where is Where.REFRESH and expired.event.reason is not ExpiryReason.ARRIVED_EXPIRED:
+            by_task.setdefault(expired.event.task_name, []).append(expired)
+    findings.add_checked(len(case.replayed.expired), "expired groups")
+    for task, groups in by_task.items():
+        waits = sorted(expired.waited for expired in groups)
+        text = f"{plural(len(groups), 'group')} became too old after the put; median wait"
+        findings.add(Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
+
+
+@rule("L004", "expired-too-early", Severity.WARNING,
+      "The run expired a response or group that the config still allows.",
+      "Check the comparison (too old is staleness >= limit) and that the age is counted once per step.",
+      Fact.REPLAY)  # fmt: skip
+def _expired_too_early(case: Case, findings: Findings) -> None:
+    table, config = case.table, case.known_config
+    put_as_expired = table.known & (table["status"] == _EXPIRED) & (table["tokens"] > 0)
+    findings.add_checked(int(put_as_expired.sum()), "responses put as expired")
+    for row in np.flatnonzero(put_as_expired).tolist():
+        task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
+        runs = case.replayed.puts.runs(row)
+        versions = [run.version for run in runs if run.version >= 0]
+        limit = config.stale_threshold(task)
+        oldest = oldest_fresh_version(step, config.token_stale_threshold(task) or limit)
+        fresh = [run.trainable for run, version in zip(runs, versions, strict=False) if is_fresh(version, oldest)]
+        if versions and any(fresh) and not is_too_old(min(versions), newest_too_old(step, limit)):
+            age = staleness(min(versions), step)
+            text = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
+            findings.add(table.subject(row), text)
+    for sample in case.replayed.samples:
+        is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
+        findings.add_checked(1, "responses put as expired and samples")
+        if is_early:
+            text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
+            findings.add(Subject(sample.task, sample.group_id), text)
+
+
+@rule("L005", "expired-too-late", Severity.WARNING,
+      "The run continued a group that the config says had expired.",
+      "Refresh staleness at every step, and count the oldest token.",
+      Fact.TIMELINE)  # fmt: skip
+def _expired_too_late(case: Case, findings: Findings) -> None:
+    for sample in case.replayed.samples:
+        findings.add_checked(1, "samples")
+        if sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED:
+            text = "sampled from the aborted pool, though it had expired under the config"
+            findings.add(Subject(sample.task, sample.group_id), text)
+
+
+@rule("L006", "expired-retained", Severity.WARNING,
+      "The run kept an expired group though its config discards it.",
+      "Drop the group, or set tail_batch_trigger_size to 0 or more.",
+      Fact.TIMELINE, Fact.NO_RETRY)  # fmt: skip
+def _expired_retained(case: Case, findings: Findings) -> None:
+    for sample in case.replayed.samples:
+        findings.add_checked(1, "samples")
+        if sample.was_discarded and sample.replayed is None:
+            text = f"sampled from the {sample.recorded} pool, though the config had discarded it"
+            findings.add(Subject(sample.task, sample.group_id), text)
+
+
+@rule("L007", "recorded-staleness-mismatch", Severity.ERROR,
+      "The recorded seq_staleness isn't that of the oldest token.",
+      "seq_staleness = train_step - oldest version - 1, and 0 without tokens.",
+      "seq_staleness")  # fmt: skip
+def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
+    table = case.table
+    recorded = table["seq_staleness"]
+    oldest = _oldest(case)
+    checked = table.known & table.present("seq_staleness") & table.present("train_step")
+    has_version = oldest != ABSENT
+    expected = np.where(has_version, staleness(np.where(has_version, oldest, 0), table["train_step"]), 0)
+    checked &= has_version | (table["tokens"] == 0)
+    findings.add_rows(
+        table.subject, checked & (recorded != expected),
+        lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
+    )  # fmt: skip
+    findings.add_checked(int(checked.sum()))
+
+
+def _oldest(case: Case) -> np.ndarray:
+    """The oldest version of every put row, that of its put included where it stamps tokens."""
+    table = case.table
+    stamps = (table["tokens"] > np.maximum(table["versions_len"], 0)) & table.present("model_step")
+    oldest = table["oldest"]
+    return np.where(stamps & ((oldest == ABSENT) | (table["model_step"] < oldest)), table["model_step"], oldest)
+
+
+@rule("L010", "agentic-exempt-stale", Severity.WARNING,
+      "Tokens beyond the token limit are trained because the token rule spares groups with an agentic member.",
+      "Lower max_staleness for agentic tasks, or leave ready-made inputs out.",
+      "agentic", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
+def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
+    replayed = case.replayed
+    limits = {task: replayed.config.token_stale_threshold(task) for task in replayed.digest.tasks}
+    for taken in replayed.taken:
+        step, limit = taken.event.train_step, limits[taken.event.task_name]
+        if limit is None or not taken.event.responses.measures.is_agentic:
+            continue
+        findings.add_checked(1, "taken groups with an agentic member")
+        stale = count_fresh(taken.event.responses.trainable_by_version(), step, limit, {})
+        if stale:
+            text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
+            row = int(replayed.put_rows(taken.put)[0])
+            findings.add(case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
+
+
+@rule("L020", "staleness-convention", Severity.INFO,
+      "How this audit counts staleness, and how many verdicts rest on it.",
+      "Check it against your trainer: strict or not, and counted from which version.",
+      Fact.REPLAY)  # fmt: skip
+def _staleness_convention(case: Case, findings: Findings) -> None:
+    replayed = case.replayed
+    limits = {task: replayed.config.stale_threshold(task) for task in replayed.digest.tasks}
+    at_limit = 0
+    for expired in replayed.expired:
+        if expired.event.reason is ExpiryReason.SEQUENCE:
+            oldest = min(version for *_, version, _ in expired.event.expired.facts() if version is not None)
+            at_limit += staleness(oldest, expired.event.train_step) == limits[expired.event.task_name]
+    text = "staleness is step - version - 1, and too old from (max_staleness + 1) x sync_weights_interval on"
+    findings.add(Subject(), f"{text}; {plural(at_limit, 'group')} expired exactly at that limit")
+    findings.add_checked(len(replayed.expired), "expired groups")
