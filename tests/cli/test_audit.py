@@ -13,7 +13,7 @@ import pytest
 from tests.builders import put, take, write_log
 from tests.conftest import SAMPLE
 from tokenaudit.audit.findings import MOST_KEPT
-from tokenaudit.render.annotations import MOST_ANNOTATIONS
+from tokenaudit.render.github import MOST_ANNOTATIONS
 
 CONFIG = ("-s", "policy.max_staleness=3")
 

@@ -18,7 +18,7 @@ import pytest
 from tests.builders import numbered, put, refresh, take, write_log
 from tests.compare.results import made_result
 from tests.conftest import SAMPLE
-from tokenaudit.render.gate_markdown import SUMMARY_BYTES
+from tokenaudit.render.github import SUMMARY_BYTES
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json
 

@@ -245,11 +245,12 @@ def test_too_many_rows_are_refused_before_they_are_made(tmp_path: Path, run_cli)
 
 
 def test_a_wide_name_does_not_crop_numbers(tmp_path: Path):
-    from tokenaudit.render.table import TableOptions, render_table
+    from tokenaudit.render.console import Terminal, console_text
+    from tokenaudit.render.result import result_blocks
     from tokenaudit.replay.session import replay_log
 
     name = "数学推理任务"
     path = write_log(tmp_path / "log.parquet", [put(1, 1, tokens=123_456_789, task_name=name), take(2, task_name=name)])
-    shown = render_table(replay_log(path, isolated=True).result, TableOptions(by_task=True, width=70))
+    shown = console_text(result_blocks(replay_log(path, isolated=True).result, by_task=True), Terminal(width=70))
     assert "123,456,789" in shown
     assert "…" not in shown

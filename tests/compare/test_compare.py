@@ -29,7 +29,7 @@ from tokenaudit.contracts.metrics import (
     TRAINED_TOKENS,
 )
 from tokenaudit.log.files import open_log
-from tokenaudit.render.diff_text import change_cells, divergence_lines
+from tokenaudit.render.diff import change_cells, divergence_lines
 from tokenaudit.replay.ledger import combined, count
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import RunRequest

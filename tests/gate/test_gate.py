@@ -16,7 +16,7 @@ from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline
 from tokenaudit.gate.report import COULD_NOT_JUDGE, FAIL, PASS, GateReport, LocatedRule, Origin, Outcome, Verdict
 from tokenaudit.gate.rule_sources import MOST_RULES, collect_rules, rule_lines
-from tokenaudit.render.gate_text import details, improvement_line, statement, summary
+from tokenaudit.render.gate import details, improvement_line, statement, summary
 from tokenaudit.replay.result import Result
 
 EMPTY = made_result([])

@@ -23,7 +23,8 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES
 from tokenaudit.contracts.schema import COLUMNS, EventKind
 from tokenaudit.help.topics import topics, trainer_topics
-from tokenaudit.render.table import TableOptions, render_table
+from tokenaudit.render.console import Terminal, console_text
+from tokenaudit.render.result import result_blocks
 from tokenaudit.replay.request import PromptOrder
 from tokenaudit.replay.result import select_steps
 from tokenaudit.replay.session import replay_log
@@ -109,7 +110,7 @@ def _output(config: str | None, steps: tuple[int, int] | None) -> str:
     result = replay_log(SAMPLE, config_path=path, isolated=True).result
     if steps is not None:
         result = select_steps(result, *steps)
-    return render_table(result, TableOptions(width=100))
+    return console_text(result_blocks(result), Terminal(width=100))
 
 
 @cache
@@ -148,7 +149,7 @@ def _gate_output() -> str:
 
 def _simulate_output() -> str:
     result = select_steps(simulate_workload(SAMPLE, isolated=True).result, 26, 30)
-    return render_table(result, TableOptions(width=120))
+    return console_text(result_blocks(result), Terminal(width=120))
 
 
 def shown(text: str) -> str:

@@ -12,15 +12,14 @@ from tokenaudit.config.faults import quoted
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule, Origin
+from tokenaudit.render.console import console_text
+from tokenaudit.render.diff import diff_blocks
 from tokenaudit.render.diff_data import diff_csv, diff_json
-from tokenaudit.render.diff_markdown import render_diff_markdown
-from tokenaudit.render.diff_table import render_diff_table
-from tokenaudit.render.gate_data import gate_json
-from tokenaudit.render.gate_markdown import render_gate_markdown
-from tokenaudit.render.gate_table import render_gate_table
-from tokenaudit.render.github import render_github
-from tokenaudit.render.junit import render_junit
-from tokenaudit.render.sarif import render_sarif
+from tokenaudit.render.gate import gate_blocks, gate_json
+from tokenaudit.render.github import gate_github
+from tokenaudit.render.junit import gate_junit
+from tokenaudit.render.markdown import markdown_text
+from tokenaudit.render.sarif import gate_sarif
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, Coverage, InputInfo, Notice, Result
 
 OUTPUTS = Path(__file__).parent.parent / "outputs"
@@ -97,17 +96,17 @@ def many_steps(count: int) -> tuple[Result, Result]:
 
 
 GATE_FORMATS: dict[str, Callable[[GateReport], str]] = {
-    "gate.txt": render_gate_table,
+    "gate.txt": lambda report: console_text(gate_blocks(report)),
     "gate.json": gate_json,
-    "gate.md": render_gate_markdown,
-    "gate.xml": render_junit,
-    "gate.sarif": lambda report: render_sarif(report, "runs/my log.parquet"),
-    "gate.github.txt": render_github,
+    "gate.md": lambda report: markdown_text(gate_blocks(report)),
+    "gate.xml": gate_junit,
+    "gate.sarif": lambda report: gate_sarif(report, "runs/my log.parquet"),
+    "gate.github.txt": gate_github,
 }
 DIFF_FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "diff.txt": render_diff_table,
+    "diff.txt": lambda comparison: console_text(diff_blocks(comparison)),
     "diff.json": diff_json,
-    "diff.md": render_diff_markdown,
+    "diff.md": lambda comparison: markdown_text(diff_blocks(comparison)),
     "diff.csv": diff_csv,
 }
 

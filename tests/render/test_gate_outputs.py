@@ -20,13 +20,12 @@ from tokenaudit.contracts.metrics import METRICS
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule, Origin
-from tokenaudit.render.annotations import MOST_ANNOTATIONS
-from tokenaudit.render.diff_table import render_diff_table
-from tokenaudit.render.gate_markdown import fitting
-from tokenaudit.render.gate_table import render_gate_table
-from tokenaudit.render.github import render_github
-from tokenaudit.render.junit import render_junit
-from tokenaudit.render.sarif import render_sarif
+from tokenaudit.render.console import Terminal, console_text
+from tokenaudit.render.diff import diff_blocks
+from tokenaudit.render.gate import gate_blocks
+from tokenaudit.render.github import MOST_ANNOTATIONS, gate_github, summary_part
+from tokenaudit.render.junit import gate_junit
+from tokenaudit.render.sarif import gate_sarif
 
 SCHEMA = Path(__file__).parent.parent / "schemas" / "junit-10.xsd"
 EMPTY = made_result([])
@@ -93,7 +92,7 @@ def test_every_comparison_renders_in_every_format(case: str, name: str):
 
 @pytest.mark.parametrize("case", sorted(REPORTS))
 def test_junit_is_valid(case: str):
-    text = render_junit(REPORTS[case])
+    text = gate_junit(REPORTS[case])
     xmlschema.validate(text, SCHEMA)
     suite = ET.fromstring(text)[0]
     assert len(suite) == int(suite.get("tests", "")) == len(REPORTS[case].verdicts)
@@ -103,7 +102,7 @@ def test_junit_is_valid(case: str):
 
 @pytest.mark.parametrize("case", sorted(REPORTS))
 def test_sarif_has_what_the_standard_and_github_require(case: str):
-    log = json.loads(render_sarif(REPORTS[case], "log.parquet"))
+    log = json.loads(gate_sarif(REPORTS[case], "log.parquet"))
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
     driver = run["tool"]["driver"]
@@ -127,7 +126,7 @@ def test_sarif_has_what_the_standard_and_github_require(case: str):
 
 
 def test_sarif_stands_at_the_line_of_the_rule():
-    log = json.loads(render_sarif(gate_report(), "runs/my log.parquet"))
+    log = json.loads(gate_sarif(gate_report(), "runs/my log.parquet"))
     places = {result["ruleId"]: result["locations"][0]["physicalLocation"] for result in log["runs"][0]["results"]}
     assert places["dropped_tokens <= +0.5%"] == {
         "artifactLocation": {"uri": "ci/gate%201%25.toml"},
@@ -137,7 +136,7 @@ def test_sarif_stands_at_the_line_of_the_rule():
 
 
 def test_github_shows_nine_of_each_level_and_how_many_more():
-    commands = [line for line in render_github(report_of_many_rules(50)).splitlines() if line.startswith("::")]
+    commands = [line for line in gate_github(report_of_many_rules(50)).splitlines() if line.startswith("::")]
     for level in ("error", "warning"):
         shown = [line for line in commands if line.startswith(f"::{level} ")]
         assert len(shown) == MOST_ANNOTATIONS + 1
@@ -148,7 +147,7 @@ def test_no_name_from_a_file_becomes_a_command_of_the_job():
     name = "::error::x"
     run = made_result([{name: {"dropped_tokens": 1}}], tasks=(name,))
     run = replace(run, inputs=(replace(run.inputs[0], name="::set-output name=a::b ##[error]"),))
-    lines = render_github(judge(run, [RULES[1]])).splitlines()
+    lines = gate_github(judge(run, [RULES[1]])).splitlines()
     assert [line for line in lines if line.lstrip().startswith("::") or "##[" in line] == []
 
 
@@ -160,25 +159,23 @@ def test_csv_of_a_comparison_is_a_table():
 
 
 def test_colour_repeats_what_words_say():
-    for plain, coloured in (
-        (render_gate_table(gate_report()), render_gate_table(gate_report(), color=True)),
-        (render_diff_table(COMPARISONS["long"]), render_diff_table(COMPARISONS["long"], color=True)),
-    ):
+    for blocks in (list(gate_blocks(gate_report())), list(diff_blocks(COMPARISONS["long"]))):
+        plain, coloured = console_text(blocks), console_text(blocks, Terminal(color=True))
         assert coloured != plain
         assert re.sub(r" +\n", "\n", re.sub("\x1b\\[[0-9;]*m", "", coloured)) == plain
 
 
-@pytest.mark.parametrize("render", [render_gate_table, render_diff_table], ids=["gate", "diff"])
-def test_ascii_terminals_get_ascii(render):
-    subject = REPORTS["long"] if render is render_gate_table else COMPARISONS["long"]
-    assert render(subject, unicode=False).isascii()
+@pytest.mark.parametrize("subject", ["gate", "diff"])
+def test_ascii_terminals_get_ascii(subject: str):
+    blocks = gate_blocks(REPORTS["long"]) if subject == "gate" else diff_blocks(COMPARISONS["long"])
+    assert console_text(blocks, Terminal(unicode=False)).isascii()
 
 
 def test_a_summary_is_cut_at_a_line_and_says_so():
     text = "".join(f"line {number} é\n" for number in range(100))
-    assert fitting(text, len(text.encode())) == text
-    cut = fitting(text, 400)
+    assert summary_part(text, len(text.encode())) == text
+    cut = summary_part(text, 400)
     assert len(cut.encode()) <= 400
     assert "cut here" in cut
     assert cut.split("\n\n*cut")[0] in text
-    assert fitting(text, 0) == ""
+    assert summary_part(text, 0) == ""

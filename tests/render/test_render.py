@@ -13,9 +13,11 @@ import pytest
 from tests.builders import make_digest, put, refresh, take, write_log
 from tokenaudit.config.sections import parse_config
 from tokenaudit.contracts import metrics as m
+from tokenaudit.render.blocks import Column, Row, Table
+from tokenaudit.render.console import Terminal, console_text
 from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
-from tokenaudit.render.markdown import markdown_table, render_markdown
-from tokenaudit.render.table import SHOWN_ROWS, TableOptions, render_table
+from tokenaudit.render.markdown import markdown_text
+from tokenaudit.render.result import SHOWN_ROWS, result_blocks
 from tokenaudit.render.text import count_text, share_text, sparkline, value_text
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import replay, run_tasks
@@ -53,9 +55,9 @@ def everything(result: Result, by_task: bool) -> dict[str, str | bytes]:
         "json": result_to_json(result),
         "csv": csv_text(frame),
         "parquet": parquet_bytes(frame),
-        "markdown": render_markdown(result, by_task=by_task),
-        "pipe": render_table(result, TableOptions(by_task=by_task)),
-        "terminal": render_table(result, TableOptions(by_task=by_task, width=80, color=True)),
+        "markdown": markdown_text(result_blocks(result, by_task=by_task)),
+        "pipe": console_text(result_blocks(result, by_task=by_task)),
+        "terminal": console_text(result_blocks(result, by_task=by_task), Terminal(width=80, color=True)),
     }
 
 
@@ -91,10 +93,11 @@ def test_a_saved_result_reads_back_equal(long_run: Result, no_steps: Result):
 def test_names_that_mean_something_to_markdown_and_rich_stay_text(tmp_path: Path):
     name = "[bold]a|b*c_d`<e>\\"
     result = result_of(tmp_path, [put(1, 1, task_name=name, tokens=3), take(2, task_name=name)])
-    assert name in render_table(result, TableOptions(by_task=True))
-    table_line = next(line for line in render_markdown(result, by_task=True).splitlines() if line.startswith("| 1 "))
+    assert name in console_text(result_blocks(result, by_task=True))
+    lines = markdown_text(result_blocks(result, by_task=True)).splitlines()
+    table_line = next(line for line in lines if line.startswith("| 1 "))
     assert "[bold]a\\|b*c_d`<e>\\\\" in table_line
-    heading = render_markdown(replace(result, config_source=name)).splitlines()[0]
+    heading = markdown_text(result_blocks(replace(result, config_source=name))).splitlines()[0]
     assert heading.endswith("\\[bold\\]a\\|b\\*c\\_d\\`\\<e\\>\\\\")
 
 
@@ -137,7 +140,7 @@ def test_numbers_as_people_read_them():
 
 
 def test_markdown_tables_escape_cells_and_hold_no_blank_lines():
-    table = markdown_table(("a|b", "n"), [("x\ny", "1"), ("", "2")])
+    table = markdown_text([Table([Column("a|b", "left"), Column("n")], [Row(("x\ny", "1")), Row(("", "2"))])])
     assert table.splitlines()[0].startswith("| a\\|b")
     assert "x\\\\ny" in table
     assert len(table.splitlines()) == 4
@@ -146,7 +149,7 @@ def test_markdown_tables_escape_cells_and_hold_no_blank_lines():
 def test_the_verdict_tells_groups_put_as_expired(tmp_path: Path):
     rows = [put(1, 1, status="expired", tokens=3), put(2, 2, tokens=2), take(3), put(4, 3, status="expired", tokens=3)]
     result = result_of(tmp_path, rows)
-    last = render_table(result, TableOptions()).splitlines()[-1]
+    last = console_text(result_blocks(result)).splitlines()[-1]
     assert last == (
         "1 step · 1 group expired (0 by token, 0 by sequence, 1 put as expired) · 60.0 % of produced tokens dropped · "
         "with the tail 2 and 75.0 %"

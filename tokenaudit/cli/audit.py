@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenaudit.audit.rule import Severity
-from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
@@ -25,6 +24,7 @@ from tokenaudit.contracts.files import read_bounded
 
 if TYPE_CHECKING:
     from tokenaudit.audit.report import AuditReport
+    from tokenaudit.cli.output import Renderers
 
 
 class AuditFormat(StrEnum):
@@ -94,7 +94,7 @@ def audit(
     from tokenaudit.audit.rule import select_rules
     from tokenaudit.audit.session import audit_log
     from tokenaudit.cli.inputs import run_request
-    from tokenaudit.cli.output import check_outputs, write_all
+    from tokenaudit.cli.output import check_outputs, emit
 
     outputs = output or []
     read = [*log, *(path for path in (config, baseline) if path is not None)]
@@ -106,12 +106,7 @@ def audit(
     if known is not None:
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)
-    contents = [
-        (path, _render(report, AuditFormat(SUFFIXES[path.suffix.lower()]), log[0], max_findings)) for path in outputs
-    ]
-    text = _stdout_text(report, format_, log[0], max_findings)
-    write = streams.write_result if format_ is AuditFormat.TABLE else streams.write_data
-    write_all(text, [(path, content.encode(errors="backslashreplace")) for path, content in contents], write)
+    emit(_renderers(report, log[0].as_posix(), max_findings), format_, outputs, SUFFIXES)
     code = report.exit_code(exit_zero=exit_zero)
     if code:
         raise typer.Exit(code)
@@ -133,41 +128,21 @@ def _read_baseline(path: Path) -> dict[str, Any]:
     return data
 
 
-def _stdout_text(report: AuditReport, format_: AuditFormat, log: Path, most: int) -> str:
-    if format_ is not AuditFormat.TABLE:
-        return _render(report, format_, log, most)
-    from tokenaudit.render.audit_table import render_audit
-
-    return render_audit(
-        report,
-        most=most,
-        width=streams.terminal_width(),
-        color=streams.wants_color(),
-        unicode=streams.is_unicode(),
-    )
-
-
-def _render(report: AuditReport, format_: AuditFormat, log: Path, most: int) -> str:
+def _renderers(report: AuditReport, log_path: str, most: int) -> Renderers:
     from tokenaudit.audit.report import report_json
-    from tokenaudit.render.audit_csv import audit_csv
-    from tokenaudit.render.audit_github import audit_github
-    from tokenaudit.render.audit_junit import audit_junit
-    from tokenaudit.render.audit_markdown import audit_markdown
-    from tokenaudit.render.audit_sarif import audit_sarif
-    from tokenaudit.render.audit_table import render_audit
+    from tokenaudit.render.audit import audit_blocks, audit_csv
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.github import audit_github
+    from tokenaudit.render.junit import audit_junit
+    from tokenaudit.render.markdown import markdown_text
+    from tokenaudit.render.sarif import audit_sarif
 
-    match format_:
-        case AuditFormat.JSON:
-            return report_json(report)
-        case AuditFormat.CSV:
-            return audit_csv(report)
-        case AuditFormat.MARKDOWN:
-            return audit_markdown(report, most=most)
-        case AuditFormat.JUNIT:
-            return audit_junit(report, most=most)
-        case AuditFormat.SARIF:
-            return audit_sarif(report, log.as_posix(), most=most)
-        case AuditFormat.GITHUB:
-            return audit_github(report, log.as_posix(), most=most)
-        case AuditFormat.TABLE:
-            return render_audit(report, most=most)
+    return {
+        "table": lambda terminal: console_text(audit_blocks(report, most=most), terminal),
+        "json": lambda _: report_json(report),
+        "csv": lambda _: audit_csv(report),
+        "markdown": lambda _: markdown_text(audit_blocks(report, most=most)),
+        "junit": lambda _: audit_junit(report, most=most),
+        "sarif": lambda _: audit_sarif(report, log_path, most=most),
+        "github": lambda _: audit_github(report, log_path, most=most),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ from tokenaudit.contracts.errors import Problem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tokenaudit.cli.output import Renderers
     from tokenaudit.compare.compare import Comparison, Side
     from tokenaudit.compare.metric_values import Figure
 
@@ -96,7 +98,7 @@ def diff(
     del quiet, verbose
     from tokenaudit.cli.diff_sides import load_sides
     from tokenaudit.cli.inputs import run_request
-    from tokenaudit.cli.output import check_outputs, write_all
+    from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.compare.compare import compare
     from tokenaudit.compare.session import check_same_log
 
@@ -119,13 +121,7 @@ def diff(
         check_same_log(*sides)
     _show_warnings(sides)
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)
-    show_all = figures is not None
-    contents = [
-        (path, _render(comparison, SUFFIXES[path.suffix.lower()], show_all).encode(errors="backslashreplace"))
-        for path in outputs
-    ]
-    write = streams.write_result if format_ is Format.TABLE else streams.write_data
-    write_all(_stdout_text(comparison, format_, show_all), contents, write)
+    emit(_renderers(comparison, show_all=figures is not None), format_, outputs, SUFFIXES)
     if exit_code and comparison.differs:
         raise typer.Exit(1)
 
@@ -152,29 +148,18 @@ def _show_warnings(sides: Sequence[Side]) -> None:
         streams.show_warning(f"A is a {a.kind}, B a {b.kind}")
 
 
-def _stdout_text(comparison: Comparison, format_: Format, show_all: bool) -> str:
-    if format_ is not Format.TABLE:
-        return _render(comparison, format_.value, show_all)
-    from tokenaudit.render.diff_table import render_diff_table
+def _renderers(comparison: Comparison, *, show_all: bool) -> Renderers:
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.diff import diff_blocks
+    from tokenaudit.render.diff_data import diff_csv, diff_json
+    from tokenaudit.render.markdown import markdown_text
 
-    return render_diff_table(
-        comparison, all_figures=show_all, color=streams.wants_color(), unicode=streams.is_unicode()
-    )
-
-
-def _render(comparison: Comparison, name: str, show_all: bool) -> str:
-    if name == "json":
-        from tokenaudit.render.diff_data import diff_json
-
-        return diff_json(comparison)
-    if name == "csv":
-        from tokenaudit.render.diff_data import diff_csv
-
-        return diff_csv(comparison)
-    if name == "markdown":
-        from tokenaudit.render.diff_markdown import render_diff_markdown
-
-        return render_diff_markdown(comparison, all_figures=show_all)
-    from tokenaudit.render.diff_table import render_diff_table
-
-    return render_diff_table(comparison, all_figures=show_all)
+    return {
+        # as wide as its tables are, in a narrow terminal too
+        "table": lambda terminal: console_text(
+            diff_blocks(comparison, all_figures=show_all), replace(terminal, width=None)
+        ),
+        "json": lambda _: diff_json(comparison),
+        "csv": lambda _: diff_csv(comparison),
+        "markdown": lambda _: markdown_text(diff_blocks(comparison, all_figures=show_all)),
+    }

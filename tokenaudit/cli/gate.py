@@ -27,6 +27,7 @@ from tokenaudit.cli.options import (
 from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
+    from tokenaudit.cli.output import Renderers
     from tokenaudit.config.loading import Settings
     from tokenaudit.gate.report import GateReport
     from tokenaudit.replay.request import RunRequest
@@ -110,7 +111,7 @@ def gate(
     del quiet, verbose
     from tokenaudit.cli.inputs import run_request, show_notices
     from tokenaudit.cli.job_summary import append_summary, summary_file
-    from tokenaudit.cli.output import check_outputs
+    from tokenaudit.cli.output import check_outputs, rendered, rendered_stdout, write_stdout
     from tokenaudit.contracts.files import write_files
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
@@ -145,19 +146,16 @@ def gate(
     else:
         report = gate_result(run.result, located, baseline=baseline, allow_different_log=allow_different_log)
     show_notices(report.notices)
-    judged = log[0].as_posix()
-    contents = [
-        (path, _render(report, GateFormat(SUFFIXES[path.suffix.lower()]), judged).encode(errors="backslashreplace"))
-        for path in outputs
-    ]
+    renderers = _renderers(report, log[0].as_posix())
+    contents = rendered(renderers, outputs, SUFFIXES)
+    text = rendered_stdout(renderers, format_)
     fault = baseline_fault(report) if write_baseline is not None else None
     if write_baseline is not None and fault is None:
         contents.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
     write_files(contents)
     if summary_path is not None:
         append_summary(summary_path, report)
-    write = streams.write_result if format_ is GateFormat.TABLE else streams.write_data
-    write(_stdout_text(report, format_, judged))
+    write_stdout(text, format_)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
         code = _told_baseline(write_baseline, fault, code)
@@ -205,37 +203,19 @@ def _told_baseline(path: Path, fault: str | None, code: int) -> int:
     return PASS
 
 
-def _stdout_text(report: GateReport, format_: GateFormat, judged: str) -> str:
-    if format_ is not GateFormat.TABLE:
-        return _render(report, format_, judged)
-    from tokenaudit.render.gate_table import render_gate_table
+def _renderers(report: GateReport, judged: str) -> Renderers:
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.gate import gate_blocks, gate_json
+    from tokenaudit.render.github import gate_github
+    from tokenaudit.render.junit import gate_junit
+    from tokenaudit.render.markdown import markdown_text
+    from tokenaudit.render.sarif import gate_sarif
 
-    return render_gate_table(report, color=streams.wants_color(), unicode=streams.is_unicode())
-
-
-def _render(report: GateReport, format_: GateFormat, judged: str) -> str:
-    match format_:
-        case GateFormat.JSON:
-            from tokenaudit.render.gate_data import gate_json
-
-            return gate_json(report)
-        case GateFormat.MARKDOWN:
-            from tokenaudit.render.gate_markdown import render_gate_markdown
-
-            return render_gate_markdown(report)
-        case GateFormat.JUNIT:
-            from tokenaudit.render.junit import render_junit
-
-            return render_junit(report)
-        case GateFormat.SARIF:
-            from tokenaudit.render.sarif import render_sarif
-
-            return render_sarif(report, judged)
-        case GateFormat.GITHUB:
-            from tokenaudit.render.github import render_github
-
-            return render_github(report)
-        case GateFormat.TABLE:
-            from tokenaudit.render.gate_table import render_gate_table
-
-            return render_gate_table(report)
+    return {
+        "table": lambda terminal: console_text(gate_blocks(report), terminal),
+        "json": lambda _: gate_json(report),
+        "markdown": lambda _: markdown_text(gate_blocks(report)),
+        "junit": lambda _: gate_junit(report),
+        "sarif": lambda _: gate_sarif(report, judged),
+        "github": lambda _: gate_github(report),
+    }

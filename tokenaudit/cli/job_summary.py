@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.gate.report import GateReport
-from tokenaudit.render.gate_markdown import SUMMARY_BYTES, fitting, render_gate_markdown
+from tokenaudit.render.gate import gate_blocks
+from tokenaudit.render.github import SUMMARY_BYTES, summary_part
+from tokenaudit.render.markdown import markdown_text
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file."""
@@ -37,7 +39,7 @@ def append_summary(path: Path, report: GateReport) -> None:
     try:
         room = SUMMARY_BYTES - (path.stat().st_size if path.exists() else 0)
         with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(fitting(render_gate_markdown(report), room))
+            file.write(summary_part(markdown_text(gate_blocks(report)), room))
     except OSError as error:
         what = f"can't write the job summary: {error.strerror or error}"
         raise UsageError(Problem(what, str(path), f"see {VARIABLE}")) from error

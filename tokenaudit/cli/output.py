@@ -1,4 +1,4 @@
-"""Where results go: standard output in one format, and files whose format their names tell."""
+"""Where results go: standard output in one format, and files whose names give their format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tokenaudit.cli.options import Format
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.files import write_files
 from tokenaudit.log.files import log_files
-from tokenaudit.render.table import TableOptions, render_table
+from tokenaudit.render.console import NO_TERMINAL, Terminal, console_text
+from tokenaudit.render.markdown import markdown_text
+from tokenaudit.render.result import result_blocks
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json
 
@@ -56,19 +58,19 @@ def _output_problem(
     path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
 ) -> Problem | None:
     try:
-        return _told_problem(path, files, folders, suffixes, option)
+        return _path_problem(path, files, folders, suffixes, option)
     except (OSError, RuntimeError, ValueError) as error:
         # Names too long or not encodable, loops of links, folders that may not be entered.
         return Problem(f"{option} can't be written there: {error}", str(path), "check the path and its permissions")
 
 
-def _told_problem(
+def _path_problem(
     path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
 ) -> Problem | None:
     if path.is_dir():
         return Problem(f"{option} names a folder", str(path), "name a file in it")
     if path.suffix.lower() not in suffixes:
-        what = f"{option} can't tell a format from the extension {path.suffix!r}"
+        what = f"{option} can't derive a format from the extension {path.suffix!r}"
         return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
         return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
@@ -84,43 +86,59 @@ def _told_problem(
     return None
 
 
-def emit(result: Result, stdout_format: Format, outputs: Sequence[Path], *, by_task: bool) -> None:
-    """Render everything first, then write: a fault leaves no half of it behind."""
-    contents = [(path, _render(result, SUFFIXES[path.suffix.lower()], by_task)) for path in outputs]
-    write = streams.write_result if stdout_format is Format.TABLE else streams.write_data
-    write_all(_stdout_text(result, stdout_format, by_task), contents, write)
+Renderers = Mapping[str, Callable[[Terminal], str | bytes]]
+"""What makes a report in each of its formats; only text for people depends on the terminal."""
 
 
-def write_all(text: str, contents: Sequence[tuple[Path, bytes]], write: Callable[[str], None]) -> None:
-    """Write files, all of them or none, then standard output with one of the functions of `streams`."""
+def emit(
+    renderers: Renderers, stdout_format: str, outputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES
+) -> None:
+    """Render everything first, then write files, all of them or none, then standard output."""
+    contents = rendered(renderers, outputs, suffixes)
+    text = rendered_stdout(renderers, stdout_format)
     write_files(contents)
+    write_stdout(text, stdout_format)
+
+
+def rendered(renderers: Renderers, outputs: Sequence[Path], suffixes: Mapping[str, str]) -> list[tuple[Path, bytes]]:
+    """Files with their contents, in the formats that their names give."""
+    contents = ((path, renderers[suffixes[path.suffix.lower()]](NO_TERMINAL)) for path in outputs)
+    return [
+        (path, text.encode(errors="backslashreplace") if isinstance(text, str) else text) for path, text in contents
+    ]
+
+
+def rendered_stdout(renderers: Renderers, stdout_format: str) -> str:
+    """What standard output gets."""
+    terminal = Terminal(streams.terminal_width(), streams.wants_color(), streams.is_unicode())
+    text = renderers[stdout_format](terminal)
+    assert isinstance(text, str), stdout_format
+    return text
+
+
+def write_stdout(text: str, stdout_format: str) -> None:
+    """Write text for people in the encoding of standard output, and text for programs as UTF-8."""
+    write = streams.write_result if stdout_format == Format.TABLE else streams.write_data
     write(text)
 
 
-def _stdout_text(result: Result, stdout_format: Format, by_task: bool) -> str:
-    if stdout_format is not Format.TABLE:
-        return _render(result, stdout_format.value, by_task).decode()
-    return render_table(
-        result,
-        TableOptions(
-            by_task=by_task,
-            width=streams.terminal_width(),
-            color=streams.wants_color(),
-            unicode=streams.is_unicode(),
-        ),
-    )
+def result_renderers(result: Result, *, by_task: bool) -> Renderers:
+    """The formats of a run; those of a flat table load polars, so only where they are asked for."""
 
+    def csv(_: Terminal) -> str:
+        from tokenaudit.render.frames import csv_text, rows_frame
 
-def _render(result: Result, name: str, by_task: bool) -> bytes:
-    if name == "json":
-        return result_to_json(result).encode(errors="backslashreplace")
-    if name == "table":
-        return render_table(result, TableOptions(by_task=by_task)).encode(errors="backslashreplace")
-    if name == "markdown":
-        from tokenaudit.render.markdown import render_markdown
+        return csv_text(rows_frame(result, by_task=by_task))
 
-        return render_markdown(result, by_task=by_task).encode(errors="backslashreplace")
-    from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
+    def parquet(_: Terminal) -> bytes:
+        from tokenaudit.render.frames import parquet_bytes, rows_frame
 
-    frame = rows_frame(result, by_task=by_task)
-    return csv_text(frame).encode() if name == "csv" else parquet_bytes(frame)
+        return parquet_bytes(rows_frame(result, by_task=by_task))
+
+    return {
+        "table": lambda terminal: console_text(result_blocks(result, by_task=by_task), terminal),
+        "json": lambda _: result_to_json(result),
+        "markdown": lambda _: markdown_text(result_blocks(result, by_task=by_task)),
+        "csv": csv,
+        "parquet": parquet,
+    }

@@ -53,7 +53,7 @@ def replay(
     """
     del quiet, verbose
     from tokenaudit.cli.inputs import is_saved_result, note_config, run_request, saved_result, show_notices
-    from tokenaudit.cli.output import check_outputs, emit
+    from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.replay.result import select_steps
     from tokenaudit.replay.session import replay_log
 
@@ -86,4 +86,4 @@ def replay(
     flat = format_ is Format.CSV or any(path.suffix.lower() in (".csv", ".parquet") for path in outputs)
     if groups and not by_task and flat:
         streams.note("note: CSV and Parquet hold group ids with --by-task only")
-    emit(result, format_, outputs, by_task=by_task)
+    emit(result_renderers(result, by_task=by_task), format_, outputs)

@@ -82,7 +82,7 @@ def simulate(
     """
     del quiet, verbose
     from tokenaudit.cli.inputs import note_config, run_request, show_notices, stuck_problems
-    from tokenaudit.cli.output import check_outputs, emit
+    from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.contracts.files import replacing
     from tokenaudit.replay.result import select_steps
     from tokenaudit.simulate.session import simulate_workload
@@ -115,7 +115,7 @@ def simulate(
                 what = f"--show-steps {show_steps}: the run has no such step"
                 raise UsageError(Problem(what, None, "leave out --show-steps to see all"))
         # Inside of the block: the event log gets its name only where the other files got theirs.
-        emit(result, format_, [path for path in outputs if path != event_log], by_task=by_task)
+        emit(result_renderers(result, by_task=by_task), format_, [path for path in outputs if path != event_log])
     if stuck:
         streams.show_problems(stuck_problems(stuck))
         raise typer.Exit(CANNOT_GO_ON)

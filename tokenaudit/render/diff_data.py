@@ -12,7 +12,7 @@ import polars as pl
 from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
 from tokenaudit.compare.metric_values import Missing, Value
-from tokenaudit.render.gate_data import plain_number
+from tokenaudit.render.exact import plain_number
 
 
 def diff_json(comparison: Comparison) -> str:

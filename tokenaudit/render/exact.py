@@ -1,4 +1,4 @@
-"""Exact numbers as text, with as many digits as it takes to see what is meant."""
+"""Exact numbers as text, with as many digits as it takes to see what is meant, and as JSON."""
 
 from __future__ import annotations
 
@@ -75,3 +75,13 @@ def _decimal_text(value: Number, decimals: int) -> str:
     whole, part = divmod(abs(scaled), 10**decimals)
     sign = "-" if scaled < 0 else ""
     return f"{sign}{whole:,}" + (f".{part:0{decimals}d}" if decimals else "")
+
+
+def plain_number(value: Number | None) -> int | float | str | None:
+    """A number as JSON holds it: whole ones exactly, others as the nearest float, as text where there is none."""
+    if value is None or value == int(value):
+        return None if value is None else int(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return str(value)

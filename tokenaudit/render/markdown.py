@@ -1,94 +1,93 @@
-"""The result as Markdown, for pull requests and job summaries."""
+"""Draws blocks as Markdown, for pull requests and job summaries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from io import StringIO
 
 from rich import box
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
 
-from tokenaudit.render.summary import (
-    ledger_lines,
-    simulation_lines,
-    step_metrics,
-    step_values,
-    task_header,
-    task_rows,
-    title,
-    verdict,
+from tokenaudit.render.blocks import (
+    Block,
+    Cell,
+    Form,
+    Heading,
+    Line,
+    Lines,
+    Paragraph,
+    Span,
+    Table,
+    Tone,
+    shown_in,
 )
 from tokenaudit.render.text import printable
-from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
-def render_markdown(result: Result, *, by_task: bool = False) -> str:
-    """Title, verdict, warnings, ledger and steps; every step is there."""
-    return "\n".join(_blocks(result, by_task)).rstrip("\n") + "\n"
+def markdown_text(blocks: Iterable[Block]) -> str:
+    """The blocks with blank lines between them, and a line feed at the end."""
+    parts: list[str] = []
+    before: Block | None = None
+    for block in shown_in(Form.DOCUMENT, blocks):
+        if isinstance(block, Lines) and isinstance(before, Lines):
+            parts[-1] += _list(block)
+        else:
+            parts += _parts(block)
+        before = block
+    return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def markdown_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1, cell: Callable[[str], str] | None = None
-) -> str:
-    """A Markdown table.
+def _parts(block: Block) -> Iterable[str]:
+    match block:
+        case Heading():
+            yield f"## {block.report}: {inline(block.subject)}\n" if block.subject else f"## {block.report}\n"
+        case Paragraph():
+            text = block.text if block.literal else inline(block.text)
+            yield f"**{text}**\n" if block.tone is Tone.STRONG else f"{text}\n"
+        case Lines():
+            yield _list(block)
+        case Table():
+            if block.caption:
+                yield f"{block.caption[0].upper()}{block.caption[1:]}:\n"
+            yield _table(block)
+        case _:
+            pass
 
-    Args:
-        header: names of the columns.
-        rows: their cells.
-        texts: how many columns, from the left, are text; the others are numbers.
-        cell: how to write the cells of `rows`, such as `inline`; None: only what would break the table is escaped.
-    """
-    table = Table(box=box.MARKDOWN)
-    for position, name in enumerate(header):
-        table.add_column(_cell(name), justify="left" if position < texts else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(cell or _cell, row))
+
+def _list(block: Lines) -> str:
+    return "".join(f"- {inline(_text(line))}\n" for line in block.lines)
+
+
+def _text(line: Line | Cell) -> str:
+    if isinstance(line, tuple):
+        return "".join(map(_text, line))
+    return line if isinstance(line, str) else line.text if isinstance(line, Span) else ""
+
+
+def _table(block: Table) -> str:
+    shown = [position for position, column in enumerate(block.columns) if column.form in (None, Form.DOCUMENT)]
+    columns = [block.columns[position] for position in shown]
+    labels = next((number for number, column in enumerate(columns) if column.align == "right"), len(columns))
+    table = rich_table.Table(box=box.MARKDOWN)
+    for number, column in enumerate(columns):
+        # Texts come first in Markdown, and the first column always is one.
+        justify = "left" if number < max(labels, 1) else "right"
+        table.add_column(_escaped(column.document_name or column.name), justify=justify, no_wrap=True)
+    write = inline if block.free_text else _escaped
+    for row in shown_in(Form.DOCUMENT, block.rows):
+        table.add_row(*(write(_text(row.cells[position])) for position in shown))
     buffer = StringIO()
     console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(table)
-    return "\n".join(line for line in buffer.getvalue().split("\n") if line.strip())
+    return "".join(f"{line}\n" for line in buffer.getvalue().split("\n") if line.strip())
 
 
-def _cell(text: str) -> str:
+def _escaped(text: str) -> str:
+    """Text that doesn't break a table."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
-
-
-def _blocks(result: Result, by_task: bool) -> Iterator[str]:
-    yield f"## {result.kind.replace('.', ' ')}: {inline(title(result))}\n"
-    yield f"**{verdict(result)}**\n"
-    for line in simulation_lines(result):
-        yield f"{inline(line)}\n"
-    for notice in result.warnings:
-        yield f"- warning: {inline(notice.message)}" + (f" ({inline(notice.cost)})" if notice.cost else "")
-    if result.warnings:
-        yield ""
-    yield markdown_table(task_header(), task_rows(result)) + "\n"
-    yield markdown_table(("where the tokens went", "tokens", "share"), [
-        (name, f"{tokens:,}", share) for name, tokens, share in ledger_lines(result)
-    ]) + "\n"  # fmt: skip
-    header = ["step", *(["task"] if by_task else []), *(metric.name for metric in step_metrics(result))]
-    yield markdown_table(header, list(_rows(result, by_task)))
 
 
 def inline(text: str) -> str:
     """Text that Markdown shows as it is."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in printable(text))
-
-
-def _rows(result: Result, by_task: bool) -> Iterator[list[str]]:
-    labelled: list[tuple[str, RowData]] = [(str(row[TRAIN_STEP]), row) for row in result.steps]
-    if not result.selection:
-        labelled.append(("tail", result.tail))
-    labelled.append(("whole run" if result.selection else "total", result.totals))
-    for label, row in labelled:
-        if by_task:
-            for task, part in row[TASKS].items():
-                yield [label, task, *_values(result, part, row)]
-        else:
-            yield [label, *_values(result, row, row)]
-
-
-def _values(result: Result, part: RowData, row: RowData) -> list[str]:
-    values = step_values(part, row)
-    return [values.get(metric.name, "") for metric in step_metrics(result)]

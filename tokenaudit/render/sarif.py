@@ -1,46 +1,82 @@
-"""A gate's report as SARIF 2.1.0. A finding stands at the line of its rule: figures of a run have no other place."""
+"""A gate's or an audit's report as SARIF 2.1.0.
+
+Figures of a run and rows of a table have no line, so findings stand at the line of their rule, or at the log itself.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
+from tokenaudit import __version__
+from tokenaudit.audit.findings import Finding
+from tokenaudit.audit.report import AuditReport
+from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
-from tokenaudit.render.gate_text import details, statement
-from tokenaudit.render.sarif_log import fingerprint, location, message, sarif_log
+from tokenaudit.render import audit, gate
 from tokenaudit.render.text import printable
 
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+_ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
+"""Brackets would make links of names, braces placeholders."""
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
-def render_sarif(report: GateReport, judged: str) -> str:
+
+def gate_sarif(report: GateReport, judged: str) -> str:
     """The SARIF log, with a line feed at the end.
 
     Args:
         report: the gate's report.
         judged: the file that was judged, where findings of rules without a file are placed.
     """
+    # Verdicts that passed come last, so a finding has the index of its rule.
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
-    not_judged = [verdict for verdict in shown if verdict.outcome is Outcome.NOT_JUDGED]
-    return sarif_log(
-        [_rule(verdict) for verdict in report.verdicts],
-        [_result(index, verdict, judged) for index, verdict in enumerate(shown)],
+    return _log(
+        [_gate_rule(verdict) for verdict in report.verdicts],
+        [_verdict_result(index, verdict, judged) for index, verdict in enumerate(shown)],
         [_notification(index, verdict) for index, verdict in enumerate(shown) if verdict.outcome is Outcome.NOT_JUDGED],
-        successful=not any(verdict.rule.level is Level.ERROR for verdict in not_judged),
+        successful=not report.count(Outcome.NOT_JUDGED, Level.ERROR),
     )
 
 
-def _rule(verdict: Verdict) -> dict[str, Any]:
+def audit_sarif(report: AuditReport, log_path: str, *, most: int) -> str:
+    """The SARIF log, with a line feed at the end.
+
+    Args:
+        report: the report.
+        log_path: the log as the user named it, where findings are placed.
+        most: findings of one rule that are written; viewers refuse very long lists.
+    """
+    results = [
+        _finding_result(finding, index, log_path)
+        for index, run in enumerate(report.runs)
+        if run.ran
+        for finding in [f for f in report.findings if f.code == run.rule.code][:most]
+    ]
+    notes = [
+        {"level": "note", "message": _message(f"{run.rule.code} not run: needs {' and '.join(run.missing)}")}
+        for run in report.runs
+        if not run.ran
+    ]
+    return _log([_audit_rule(run.rule) for run in report.runs], results, notes, successful=report.has_judged)
+
+
+def _gate_rule(verdict: Verdict) -> dict[str, Any]:
     rule = verdict.rule
     return {
         "id": _id(verdict),
         # Without its scope, whose braces the standard would have doubled in texts.
         "shortDescription": {"text": f"{rule.figure.name} {rule.operator} {' or '.join(map(str, rule.limits))}"},
         "fullDescription": {"text": f"{rule.figure.name}: {rule.figure.help}"},
-        "defaultConfiguration": {"level": str(verdict.rule.level)},
+        "defaultConfiguration": {"level": str(rule.level)},
     }
 
 
-def _result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
-    """A finding. Verdicts that passed come last, so a finding has the index of its rule."""
+def _verdict_result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
     is_judged = verdict.outcome is Outcome.FAILED
     origin = verdict.located.origin
     return {
@@ -49,16 +85,16 @@ def _result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
         # "open" says that the evidence was not enough to decide; the standard allows it no other level.
         "kind": "fail" if is_judged else "open",
         "level": str(verdict.rule.level) if is_judged else "none",
-        "message": _message(verdict),
-        "locations": [location(origin.path or judged, origin.line or 1)],
-        "partialFingerprints": {"rule/v1": fingerprint(str(verdict.rule))},
+        "message": _message(gate.message(verdict, ". ")),
+        "locations": [_location(origin.path or judged, origin.line or 1)],
+        "partialFingerprints": {"rule/v1": _fingerprint(str(verdict.rule))},
     }
 
 
 def _notification(index: int, verdict: Verdict) -> dict[str, Any]:
     return {
         "level": str(verdict.rule.level),
-        "message": _message(verdict),
+        "message": _message(gate.message(verdict, ". ")),
         "associatedRule": {"id": _id(verdict), "index": index},
     }
 
@@ -67,5 +103,58 @@ def _id(verdict: Verdict) -> str:
     return printable(str(verdict.rule))
 
 
-def _message(verdict: Verdict) -> dict[str, str]:
-    return message(". ".join((statement(verdict), *details(verdict))))
+def _audit_rule(rule: AuditRule) -> dict[str, Any]:
+    return {
+        "id": rule.code,
+        "name": rule.name,
+        "shortDescription": {"text": rule.meaning},
+        "help": {"text": rule.fix},
+        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
+    }
+
+
+def _finding_result(finding: Finding, index: int, log_path: str) -> dict[str, Any]:
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": index,
+        "level": _LEVELS[finding.severity],
+        "baselineState": "new" if finding.is_new else "unchanged",
+        "message": _message(audit.finding_text(finding)),
+        "locations": [_location(log_path)],
+        "partialFingerprints": {"finding/v1": _fingerprint(finding.identity)},
+    }
+
+
+def _log(
+    rules: Sequence[dict[str, Any]],
+    results: Sequence[dict[str, Any]],
+    notifications: Sequence[dict[str, Any]],
+    *,
+    successful: bool,
+) -> str:
+    """The log of one run, with a line feed at the end.
+
+    Args:
+        rules: what was checked.
+        results: what was found; each has the id and the index of its rule.
+        notifications: what kept rules from being checked.
+        successful: whether enough could be checked for a verdict.
+    """
+    driver = {"name": "tokenaudit", "version": __version__, "rules": list(rules)}
+    invocation = {"executionSuccessful": successful, "toolExecutionNotifications": list(notifications)}
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": list(results)}
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _message(text: str) -> dict[str, str]:
+    """A message that is shown as it is."""
+    return {"text": text.translate(_ESCAPES)}
+
+
+def _location(path: str, line: int = 1) -> dict[str, Any]:
+    return {"physicalLocation": {"artifactLocation": {"uri": quote(path)}, "region": {"startLine": line}}}
+
+
+def _fingerprint(identity: str) -> str:
+    """What is equal for the same finding in two runs, and different for others."""
+    return hashlib.sha256(identity.encode()).hexdigest()

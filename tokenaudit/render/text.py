@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from tokenaudit.contracts.metrics import Metric, Unit
+
+if TYPE_CHECKING:
+    from tokenaudit.replay.result import Notice
 
 NOTHING = "–"
 """Shown where there is no value."""
@@ -40,11 +45,16 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def notice_lines(notices: Iterable[Notice]) -> list[str]:
+    """What to know before trusting a report, with what it costs."""
+    return [f"warning: {notice.message}" + (f" ({notice.cost})" if notice.cost else "") for notice in notices]
+
+
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = "_.:-=+*#"
 
 
-def sparkline(values: list[float], width: int, *, unicode: bool = True) -> str:
+def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> str:
     """A row of bars from 0 to the largest value; more values than `width` are shown by the largest of each group.
 
     Args:

@@ -1,12 +1,70 @@
-"""What a verdict says in words: shared by everything that shows a gate's report."""
+"""A gate's report: what a verdict says in words, its blocks, and its data."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from tokenaudit import __version__
 from tokenaudit.compare.metric_values import Number
-from tokenaudit.gate.report import GateReport, Outcome, Spot, Verdict
+from tokenaudit.gate.report import (
+    BY_DEFAULT,
+    GATE_SCHEMA_VERSION,
+    KIND_GATE,
+    GateReport,
+    Outcome,
+    Spot,
+    Verdict,
+)
 from tokenaudit.gate.rule import Level
-from tokenaudit.render.exact import apart, change_text, distance_text, number_text, relative_text
-from tokenaudit.render.text import NOTHING, count_text, printable
+from tokenaudit.render.blocks import (
+    Block,
+    Column,
+    Form,
+    Gap,
+    Heading,
+    Line,
+    Lines,
+    Paragraph,
+    Row,
+    Span,
+    Table,
+    Tone,
+    only,
+)
+from tokenaudit.render.exact import apart, change_text, distance_text, number_text, plain_number, relative_text
+from tokenaudit.render.text import NOTHING, count_text, notice_lines, printable
+
+_TONES = {"failed": Tone.FAILED, "not judged": Tone.UNDECIDED, "warning": Tone.WARNING, "passed": Tone.GOOD}
+
+
+def gate_blocks(report: GateReport) -> Iterator[Block]:
+    """Title, verdict, and what became of every rule, the worst first."""
+    yield Heading("tokenaudit gate", title(report))
+    improved = improvement_line(report)
+    improvement = [Paragraph(improved, Tone.GOOD)] if improved else []
+    verdict = Paragraph(summary(report), Tone.STRONG)
+    yield from only(Form.DOCUMENT, verdict, *improvement)
+    if report.notices:
+        yield Lines(notice_lines(report.notices), form=Form.DOCUMENT)
+    yield Gap()
+    if report.verdicts:
+        yield Lines([line for verdict in report.verdicts for line in _verdict_lines(verdict)], form=Form.TERMINAL)
+        yield Gap()
+        columns = [Column(name, "left") for name in ("outcome", "rule", "figure")]
+        rows = [Row((label(verdict), str(verdict.rule), message(verdict, "; "))) for verdict in report.verdicts]
+        yield Table(columns, rows, free_text=True, form=Form.DOCUMENT)
+    yield from only(Form.TERMINAL, *improvement, verdict)
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[Line]:
+    word = label(verdict)
+    origin = verdict.located.origin
+    place = "" if origin is BY_DEFAULT else f"  [{printable(origin.place)}]"
+    yield Span(f"{word:<10}", _TONES[word]), f"  {printable(str(verdict.rule))}", Span(place, Tone.FAINT)
+    yield from (f"{'':<12}{line}" for line in (statement(verdict), *details(verdict)))
 
 
 def label(verdict: Verdict) -> str:
@@ -35,6 +93,11 @@ def _distance(verdict: Verdict) -> str:
         return "exactly at"
     side = "above" if value > limit else "below"
     return f"{distance_text(abs(value - limit), verdict.rule.figure)} {side}"
+
+
+def message(verdict: Verdict, separator: str) -> str:
+    """The statement and the details on one line."""
+    return separator.join((statement(verdict), *details(verdict)))
 
 
 def details(verdict: Verdict) -> list[str]:
@@ -121,3 +184,65 @@ def title(report: GateReport) -> str:
     if report.baseline is None:
         return names
     return f"{names} against the baseline from {', '.join(printable(entry.name) for entry in report.baseline)}"
+
+
+def gate_json(report: GateReport) -> str:
+    """The report as JSON, with a line feed at the end; equal reports give equal bytes."""
+    return json.dumps(gate_data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def gate_data(report: GateReport) -> dict[str, Any]:
+    """The report as plain data. Values that aren't whole are floats; the verdicts were reached without them."""
+    return {
+        "kind": KIND_GATE,
+        "schema_version": GATE_SCHEMA_VERSION,
+        "tool": f"tokenaudit {__version__}",
+        "inputs": [asdict(entry) for entry in report.inputs],
+        "baseline": None if report.baseline is None else [asdict(entry) for entry in report.baseline],
+        "exit_code": report.exit_code(),
+        "rules": len(report.verdicts),
+        "failed": report.count(Outcome.FAILED, Level.ERROR),
+        "warned": report.count(Outcome.FAILED, Level.WARNING),
+        "not_judged": report.count(Outcome.NOT_JUDGED),
+        "passed": report.count(Outcome.PASSED),
+        "steps": report.steps,
+        "tasks": list(report.tasks),
+        "verdicts": [_verdict_data(verdict) for verdict in report.verdicts],
+        "warnings": [asdict(notice) for notice in report.notices],
+    }
+
+
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+    origin = verdict.located.origin
+    counts = verdict.counts
+    return {
+        "rule": str(verdict.rule),
+        "metric": verdict.rule.figure.name,
+        "outcome": label(verdict).replace(" ", "_"),
+        "level": str(verdict.rule.level),
+        "source": origin.name,
+        "line": origin.line,
+        "value": plain_number(verdict.value),
+        "numerator": plain_number(counts[0]) if counts else None,
+        "denominator": plain_number(counts[1]) if counts else None,
+        "limit": plain_number(verdict.limit),
+        "beyond_limit": plain_number(verdict.excess),
+        "baseline": plain_number(verdict.baseline),
+        "improved": verdict.has_improved,
+        "worst_step": _spot_data(verdict.worst_step),
+        "worst_task": _spot_data(verdict.worst_task),
+        "judged": verdict.judged,
+        "beyond": verdict.failed,
+        "message": message(verdict, "; "),
+    }
+
+
+def _spot_data(spot: Spot | None) -> dict[str, Any] | None:
+    if spot is None:
+        return None
+    return {
+        "train_step": spot.train_step,
+        "task": spot.task,
+        "value": plain_number(spot.value),
+        "baseline": plain_number(spot.baseline),
+    }

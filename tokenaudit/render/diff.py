@@ -1,20 +1,81 @@
-"""What a comparison says in words and cells: shared by the table and Markdown."""
+"""A comparison: what it says in words and cells, and its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, SettingChange, Side
 from tokenaudit.compare.metric_values import Missing
 from tokenaudit.config.faults import shown
+from tokenaudit.render.blocks import (
+    Block,
+    Column,
+    Form,
+    Gap,
+    Heading,
+    Lines,
+    Paragraph,
+    Row,
+    Span,
+    Table,
+    Tone,
+    only,
+)
 from tokenaudit.render.exact import apart, change_text, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text
 
-CHANGE_HEADER = ("A", "B", "change", "relative", "effect")
-SETTING_HEADER = ("setting", "A", "B", "from")
-GROUP_HEADER = ("groups that changed fate", "groups", "tokens")
-
 _MOST_NAMES = 8
+_TONES = {Effect.NONE: Tone.PLAIN, Effect.BETTER: Tone.GOOD, Effect.WORSE: Tone.BAD}
+
+
+def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterator[Block]:
+    """Sides, verdict, settings, totals, first difference, steps and groups.
+
+    Args:
+        comparison: what to show.
+        all_figures: show totals that are the same, too.
+    """
+    yield Heading("tokenaudit diff")
+    sides = [side_line("A", comparison.a), side_line("B", comparison.b)]
+    yield Lines(sides, Tone.STRONG)
+    yield Gap()
+    summary = Paragraph(verdict(comparison), Tone.STRONG, literal=True)
+    yield from only(Form.DOCUMENT, summary)
+    if comparison.settings:
+        columns = [Column(name, "left") for name in ("setting", "A", "B", "from")]
+        yield Table(columns, [Row(setting_cells(change)) for change in comparison.settings], free_text=True)
+        yield Gap()
+    totals = [change for change in comparison.totals if all_figures or change.differs]
+    if totals:
+        yield _change_table("total", [(change.figure.name, change) for change in totals])
+    same = [change.figure.name for change in comparison.totals if change not in totals]
+    if same:
+        yield Paragraph(f"{count_text(len(same), 'metric')} the same: {_names(same)}", Tone.FAINT, literal=True)
+    yield Gap()
+    first, *why = divergence_lines(comparison)
+    yield Paragraph(first, Tone.STRONG, literal=True)
+    yield Lines(why, indent=2)
+    yield Lines(step_lines(comparison))
+    yield Gap()
+    if comparison.ranked_by is not None:
+        caption = f"steps with the largest change of {comparison.ranked_by.name}"
+        yield _change_table("step", largest_rows(comparison), caption)
+        yield Gap()
+    if comparison.groups and comparison.groups.changes:
+        columns = [Column("groups that changed fate", "left"), Column("groups"), Column("tokens")]
+        yield Table(columns, [Row(cells) for cells in group_rows(comparison)])
+    yield Lines([*group_lines(comparison), *id_lines(comparison), counterfactual_line(comparison)])
+    yield Gap()
+    yield from only(Form.TERMINAL, summary)
+
+
+def _change_table(label: str, rows: Sequence[tuple[str, FigureChange]], caption: str = "") -> Table:
+    columns = [Column(label, "left"), *map(Column, ("A", "B", "change", "relative")), Column("effect", "left")]
+    return Table(columns, [_change_row(name, change) for name, change in rows], caption)
+
+
+def _change_row(name: str, change: FigureChange) -> Row:
+    return Row((name, *(Span(cell, _TONES[change.effect]) for cell in change_cells(change))))
 
 
 def side_line(name: str, side: Side) -> str:
@@ -40,17 +101,6 @@ def change_cells(change: FigureChange) -> tuple[str, str, str, str, str]:
     a, b = apart([change.a, change.b], change.figure)
     moved = change_text(change.a, change.b, change.figure)
     return a, b, moved, relative_text(change.a, change.b), str(change.effect)
-
-
-def shown_totals(comparison: Comparison, *, all_figures: bool) -> tuple[FigureChange, ...]:
-    """The totals to show: those that differ, or all."""
-    return tuple(change for change in comparison.totals if all_figures or change.differs)
-
-
-def same_line(comparison: Comparison, shown_changes: Sequence[FigureChange]) -> str:
-    """What the totals leave out."""
-    hidden = [change.figure.name for change in comparison.totals if change not in shown_changes]
-    return f"{count_text(len(hidden), 'metric')} the same: {_names(hidden)}" if hidden else ""
 
 
 def divergence_lines(comparison: Comparison) -> list[str]:

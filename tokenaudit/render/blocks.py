@@ -1,0 +1,197 @@
+"""What a report is made of: blocks that builders return and printers draw. Nothing here knows how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum, auto
+from typing import Literal, TypeVar
+
+
+class Form(StrEnum):
+    """Where a report is read: the two differ in what comes first, and in what they have room for."""
+
+    TERMINAL = "terminal"
+    """Text that scrolls by, so that the verdict comes last; in a terminal or a pipe."""
+    DOCUMENT = "document"
+    """A page that is read from its top, such as Markdown."""
+
+
+class Tone(Enum):
+    """What a piece of text means, apart from its words; a printer without colours ignores it."""
+
+    PLAIN = auto()
+    STRONG = auto()
+    FAINT = auto()
+    GOOD = auto()
+    WARNING = auto()
+    BAD = auto()
+    FAILED = auto()
+    UNDECIDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text with a tone."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar in a cell; `share` is its length as a part of the longest possible one."""
+
+    share: float
+
+
+Line = str | Span | tuple[str | Span, ...]
+"""One line of text."""
+Cell = str | Span | Bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a report; with `form`, only printers of that form show it."""
+
+    form: Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heading(Block):
+    """The first block: which report this is, and about what. A terminal shows the subject alone."""
+
+    report: str
+    subject: str = ""
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph(Block):
+    """A sentence or a few.
+
+    Attributes:
+        text: its words.
+        tone: what it means.
+        wraps: a terminal breaks it between words; else it is one line of any length.
+        literal: it holds our own words only, so that a document need not escape it.
+    """
+
+    text: str
+    tone: Tone = Tone.PLAIN
+    wraps: bool = False
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Block):
+    """Lines below each other; a document makes a list of them. Lists without a gap between them are one list.
+
+    Attributes:
+        lines: the lines.
+        tone: what all of them mean.
+        indent: columns by which a terminal sets them in.
+    """
+
+    lines: Sequence[Line]
+    tone: Tone = Tone.PLAIN
+    indent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap(Block):
+    """A blank line in a terminal; documents part their blocks themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: its heading.
+        align: where its texts begin.
+        document_name: its heading in documents, where it is another one.
+        is_label: it says what a row is, so that no terminal is too narrow for it.
+        form: the only form that shows it; None: all.
+    """
+
+    name: str
+    align: Literal["left", "right"] = "right"
+    document_name: str = ""
+    is_label: bool = False
+    form: Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table: one cell per column; `is_total` sets it apart and keeps it where a table is cut."""
+
+    cells: Sequence[Cell]
+    tone: Tone = Tone.PLAIN
+    is_total: bool = False
+    form: Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a table is made to fit a terminal, with the words of its headings below each other.
+
+    Attributes:
+        priority: names of columns, those that a narrow terminal keeps longest first.
+        most_rows: rows that a terminal shows; longer tables are cut in the middle. None: all.
+        rows_hint: how to see the rows that are cut.
+        columns_hint: how to see the columns that are left out; empty: nothing says that there are more.
+    """
+
+    priority: Sequence[str]
+    most_rows: int | None = None
+    rows_hint: str = ""
+    columns_hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Block):
+    """Rows and columns.
+
+    Attributes:
+        columns: what the cells of a row are.
+        rows: the rows.
+        caption: what the table shows, in our own words.
+        free_text: cells hold text from files, of which a document shows every character.
+        fit: how to fit it to a terminal; None: it is as wide as it is.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    caption: str = ""
+    free_text: bool = False
+    fit: Fit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of at least 0 over the steps, and a note on the largest."""
+
+    name: str
+    values: Sequence[float]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charts(Block):
+    """Series as rows of bars, where somebody looks: pipes and documents have the numbers."""
+
+    series: Sequence[Series]
+
+
+def only(form: Form, *blocks: Block) -> Iterator[Block]:
+    """The blocks, for one form."""
+    return (replace(block, form=form) for block in blocks)
+
+
+_Part = TypeVar("_Part", Block, Row, Column)
+
+
+def shown_in(form: Form, parts: Iterable[_Part]) -> list[_Part]:
+    """The blocks, or the rows or columns of a table, that a form shows."""
+    return [part for part in parts if part.form in (None, form)]
