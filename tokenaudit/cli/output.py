@@ -70,7 +70,7 @@ def _path_problem(
     if path.is_dir():
         return Problem(f"{option} names a folder", str(path), "name a file in it")
     if path.suffix.lower() not in suffixes:
-        what = f"{option} can't derive a format from the extension {path.suffix!r}"
+        what = f"{option} can't tell a format from the extension {path.suffix!r}"
         return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     if not path.parent.is_dir():
         return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
