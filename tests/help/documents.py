@@ -227,7 +227,9 @@ def trigger_table() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "sample-output": lambda: shown(_sample_output()),
-    "sample-excerpt": lambda: shown(excerpt(_sample_output(), ("rollouts.parquet", "3 "), ("30 ", "with"))),
+    "sample-excerpt": lambda: shown(
+        excerpt(_sample_output(), ("rollouts.parquet", "3 "), ("30 ", "total "), ("tail", "with"))
+    ),
     "worse-output": lambda: shown(_output("sample_data/worse.toml", (26, 30))),
     "explain-output": lambda: shown(_explain_output()),
     "explain-excerpt": lambda: shown(excerpt(_explain_output(), ("step 12   expired", "bound"))),
