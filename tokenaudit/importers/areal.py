@@ -12,18 +12,8 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import (
-    RESPONSE_READS,
-    Context,
-    FieldFault,
-    Imported,
-    ImportedPut,
-    Importer,
-    Lack,
-    Precision,
-    version_columns,
-)
-from tokenaudit.importers.fields import integer, length, number, objects, pieces
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
+from tokenaudit.importers.fields import integer, length, number, objects, pieces, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
 
@@ -174,6 +164,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=(*RESPONSE_READS, "response_model_steps", "response_mask", "reward"),
+    reads=(*USUAL_READS, "response_model_steps", "response_mask", "reward"),
     lacks=(Lack.TIMELINE,),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem, SourceError, shown
+from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
 
@@ -111,19 +109,6 @@ class FieldFault(ValueError):
         return Problem(self.what, where, self.hint)
 
 
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """A fault inside the block refuses the whole file.
-
-    Raises:
-        SourceError: there was one.
-    """
-    try:
-        yield
-    except FieldFault as fault:
-        raise SourceError(fault.problem(str(path))) from fault
-
-
 class Problems:
     """The first faults of a source, and how many there are."""
 
@@ -211,37 +196,6 @@ class Context:
             self.limit(_LACK_OF[precision])
 
 
-def version_columns(
-    start: int | None,
-    end: int | None,
-    context: Context,
-    *,
-    uniform: Precision = Precision.EXACT,
-    mixed: Precision = Precision.SPAN,
-) -> Row:
-    """The columns for the versions of a response of which the oldest and the newest are known, as train steps.
-
-    Args:
-        start: its oldest version; None where the source records no version.
-        end: its newest version.
-        context: where it is noted what the precision leaves out.
-        uniform: precision where both are the same version.
-        mixed: precision where they differ.
-
-    Raises:
-        FieldFault: the newest lies before the oldest.
-    """
-    if start is None or end is None:
-        context.limit_of(Precision.NONE)
-        return {"version_precision": Precision.NONE}
-    if end < start:
-        raise FieldFault(f"versions go from {start} to {end}")
-    precision = uniform if start == end else mixed
-    context.limit_of(precision)
-    row: Row = {"model_step": start, "version_precision": precision}
-    return row if precision in (Precision.EXACT, Precision.SEGMENT) else row | {"model_step_end": end}
-
-
 Reader = Callable[[Sequence[Path], Context], Iterator[Imported]]
 
 
@@ -250,7 +204,7 @@ def each_file(read: Callable[[Path, Context], Iterator[Imported]]) -> Reader:
     return lambda files, context: (event for path in files for event in read(path, context))
 
 
-RESPONSE_READS = ("group_id", "rollout_id", "status", "response_len", "prompt_len")
+USUAL_READS = ("group_id", "rollout_id", "status", "response_len", "prompt_len")
 """Columns that most importers fill."""
 
 
@@ -285,19 +239,3 @@ class Importer:
     counts_pushes: bool = False
     version_offset: int = 0
     is_generic: bool = False
-
-
-def stable_id(value: object) -> int:
-    """An id as a log holds it: a number as it is, any other text by a hash of 63 bits.
-
-    Raises:
-        FieldFault: neither a text nor a number of at least 0 that fits 63 bits.
-    """
-    if isinstance(value, str):
-        if value.isascii() and value.isdigit() and len(value) < 19:
-            return int(value)
-        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return value
-    raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")

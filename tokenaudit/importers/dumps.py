@@ -50,6 +50,18 @@ class Dump(NamedTuple):
         """Charge responses: a crafted file could name one over and over. Raises like `Source.spend`."""
         self.source.spend(_RESPONSE_COST * count + tokens)
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A fault inside the block refuses the whole file.
+
+        Raises:
+            SourceError: there was one.
+        """
+        try:
+            yield
+        except FieldFault as fault:
+            raise SourceError(fault.problem(str(self.source.path))) from fault
+
 
 @contextmanager
 def opened(path: Path, context: Context) -> Iterator[Dump]:

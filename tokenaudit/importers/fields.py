@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import FieldFault
+from tokenaudit.importers.base import Context, FieldFault, Precision
 from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
+from tokenaudit.log.writer import Row
 
 MAX_TOKENS = MAX_ROW_ELEMENTS
 """Longest response that is read; a crafted count could ask for any amount of memory."""
@@ -111,3 +113,50 @@ def pieces(parts: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
     return np.repeat(
         np.array([value for value, _ in parts], dtype=np.int32), np.array([n for _, n in parts], dtype=np.int64)
     )
+
+
+def stable_id(value: object) -> int:
+    """An id as a log holds it: a number as it is, any other text by a hash of 63 bits.
+
+    Raises:
+        FieldFault: neither a text nor a number of at least 0 that fits 63 bits.
+    """
+    if isinstance(value, str):
+        if value.isascii() and value.isdigit() and len(value) < 19:
+            return int(value)
+        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")
+
+
+def version_columns(
+    start: int | None,
+    end: int | None,
+    context: Context,
+    *,
+    uniform: Precision = Precision.EXACT,
+    mixed: Precision = Precision.SPAN,
+) -> Row:
+    """The columns for the versions of a response of which the oldest and the newest are known, as train steps.
+
+    Args:
+        start: its oldest version; None where the source records no version.
+        end: its newest version.
+        context: where it is noted what the precision leaves out.
+        uniform: precision where both are the same version.
+        mixed: precision where they differ.
+
+    Raises:
+        FieldFault: the newest lies before the oldest.
+    """
+    if start is None or end is None:
+        context.limit_of(Precision.NONE)
+        return {"version_precision": Precision.NONE}
+    if end < start:
+        raise FieldFault(f"versions go from {start} to {end}")
+    precision = uniform if start == end else mixed
+    context.limit_of(precision)
+    row: Row = {"model_step": start, "version_precision": precision}
+    return row if precision in (Precision.EXACT, Precision.SEGMENT) else row | {"model_step_end": end}

@@ -19,9 +19,8 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
-    stable_id,
 )
-from tokenaudit.importers.fields import int_list, number
+from tokenaudit.importers.fields import int_list, number, stable_id
 from tokenaudit.importers.files import SourceRecord, first_keys, json_records, unreadable
 from tokenaudit.importers.tables import parquet_records
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row

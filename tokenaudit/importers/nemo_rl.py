@@ -12,19 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import (
-    Context,
-    FieldFault,
-    Imported,
-    ImportedPut,
-    Importer,
-    Lack,
-    Precision,
-    each_file,
-    refused,
-    stable_id,
-    version_columns,
-)
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import bounded
 from tokenaudit.importers.dumps import (
     ARRAYS,
@@ -39,7 +27,7 @@ from tokenaudit.importers.dumps import (
     row_of,
     scalar,
 )
-from tokenaudit.importers.fields import MAX_TOKENS, integer, number
+from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, version_columns
 from tokenaudit.log.writer import Row
 
 _LENGTHS = ("input_lengths", "length", "lengths")
@@ -54,7 +42,7 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        with refused(path):
+        with dump.all_or_nothing():
             groups = list(_groups(fields_of(dump.value, "the dump")))
         steps: dict[int, int] = {}
         for index, group in enumerate(groups):

@@ -13,19 +13,9 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import (
-    RESPONSE_READS,
-    Context,
-    FieldFault,
-    Imported,
-    Importer,
-    Lack,
-    Precision,
-    stable_id,
-    version_columns,
-)
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import Batch, GroupKey
-from tokenaudit.importers.fields import int_list, integer, mapping, number, objects
+from tokenaudit.importers.fields import int_list, integer, mapping, number, objects, stable_id, version_columns
 from tokenaudit.importers.files import json_records, number_in
 from tokenaudit.log.writer import Row
 
@@ -190,6 +180,6 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=("task_name", *RESPONSE_READS, "response_mask", "reward", "agentic", "finish_reason", "generate_time_us"),
+    reads=("task_name", *USUAL_READS, "response_mask", "reward", "agentic", "finish_reason", "generate_time_us"),
     lacks=(),
 )

@@ -12,21 +12,10 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import (
-    RESPONSE_READS,
-    Context,
-    FieldFault,
-    Imported,
-    Importer,
-    Lack,
-    Precision,
-    refused,
-    stable_id,
-    version_columns,
-)
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import GroupKey, trained_responses
 from tokenaudit.importers.dumps import Dump, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
-from tokenaudit.importers.fields import integer, length, mapping, number, pieces
+from tokenaudit.importers.fields import integer, length, mapping, number, pieces, stable_id, version_columns
 from tokenaudit.log.writer import Row
 
 _STATUS = {
@@ -57,7 +46,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        with refused(path):
+        with dump.all_or_nothing():
             fields = fields_of(dump.value, "the dump")
             train_step = integer(fields, "rollout_id") + 1
             samples = items_of(fields.get("samples"), "samples")
@@ -164,7 +153,7 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".pt",),
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
-    reads=(*RESPONSE_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),
+    reads=(*USUAL_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),
     lacks=(Lack.DROPPED, Lack.RESUME),
     counts_pushes=True,
     version_offset=1,

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.importers.base import Context, Imported, Importer, Lack, Precision, stable_id
+from tokenaudit.importers.base import Context, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import GroupKey, PromptGroups, Response, trained_batches, unversioned_row
-from tokenaudit.importers.fields import integer, number
+from tokenaudit.importers.fields import integer, number, stable_id
 from tokenaudit.importers.files import json_records
 
 

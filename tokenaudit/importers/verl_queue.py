@@ -11,32 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.importers.base import (
-    RESPONSE_READS,
-    Context,
-    FieldFault,
-    Imported,
-    Importer,
-    Lack,
-    Precision,
-    each_file,
-    refused,
-    stable_id,
-    version_columns,
-)
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, trained_responses
-from tokenaudit.importers.dumps import (
-    ARRAYS,
-    Array,
-    fields_of,
-    items_of,
-    name_of,
-    opened,
-    plain,
-    row_of,
-    scalar,
-)
-from tokenaudit.importers.fields import integer, length
+from tokenaudit.importers.dumps import ARRAYS, Array, fields_of, items_of, name_of, opened, plain, row_of, scalar
+from tokenaudit.importers.fields import integer, length, stable_id, version_columns
 from tokenaudit.log.writer import Row
 
 
@@ -46,7 +24,7 @@ def _looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        with refused(path):
+        with dump.all_or_nothing():
             fields = fields_of(dump.value, "the dump")
             train_step = integer(scalar(fields, "global_steps"), "global_steps", low=1)
             tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
@@ -114,6 +92,6 @@ IMPORTER = Importer(
     read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=("task_name", *RESPONSE_READS, "response_mask", "agentic", "reward", "take"),
+    reads=("task_name", *USUAL_READS, "response_mask", "agentic", "reward", "take"),
     lacks=(Lack.DROPPED,),
 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import (
-    RESPONSE_READS,
+    USUAL_READS,
     Context,
     FieldFault,
     Imported,
@@ -26,8 +26,6 @@ from tokenaudit.importers.base import (
     Precision,
     VersionScale,
     each_file,
-    refused,
-    stable_id,
 )
 from tokenaudit.importers.batch import bounded, takes
 from tokenaudit.importers.dumps import (
@@ -42,7 +40,7 @@ from tokenaudit.importers.dumps import (
     plain,
     unpacked,
 )
-from tokenaudit.importers.fields import integer, number
+from tokenaudit.importers.fields import integer, number, stable_id
 from tokenaudit.importers.files import step_in_name
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.writer import Row
@@ -58,7 +56,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     train_step = step_in_name(path, r"_(\d+)\.pt$")
     sizes: Counter[str] = Counter()
     with opened(path, context) as dump:
-        with refused(path):
+        with dump.all_or_nothing():
             groups = items_of(dump.value, "the dump")
         for index, group in enumerate(groups):
             put = _put_or_fault(group, f"{path}, group {index}", context, dump)
@@ -123,7 +121,7 @@ def _buffer_looks_like(path: Path, keys: frozenset[str]) -> bool:
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
-        with refused(path):
+        with dump.all_or_nothing():
             saved = fields_of(dump.value, "the dump")
             state = fields_of(saved.get("storage_state"), "storage_state")
             if "items" not in state:
@@ -158,7 +156,7 @@ def _compared_at(items: Sequence[dict[str, Any]], versions: VersionScale) -> int
 
 _READS = (
     "task_name",
-    *RESPONSE_READS,
+    *USUAL_READS,
     "response_model_steps",
     "response_mask",
     "agentic",
