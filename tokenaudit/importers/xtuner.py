@@ -6,9 +6,8 @@ Both hold the version of every token. Batches lack what was dropped or left over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +57,28 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
         with dump.all_or_nothing():
             groups = items_of(dump.value, "the dump")
-        for index, group in enumerate(groups):
-            put = _put_or_fault(group, f"{path}, group {index}", context, dump)
-            if put is not None:
-                sizes[put.task_name] += 1
-                yield replace(put, train_step=train_step)
+        for put in _puts(((group, None) for group in groups), train_step, dump, context):
+            sizes[put.task_name] += 1
+            yield put
     yield from takes(train_step, sizes, str(path))
 
 
-def _put_or_fault(group: Any, where: str, context: Context, dump: Dump, task_name: object = None) -> ImportedPut | None:
-    """The put of a group, for a train step that only the caller knows; None if it is empty, or was noted as a fault."""
-    try:
-        return _put(group, where, context, dump, task_name)
-    except FieldFault as fault:
-        context.fault(fault, where)
-        return None
+def _puts(groups: Iterable[tuple[Any, object]], train_step: int, dump: Dump, context: Context) -> Iterator[ImportedPut]:
+    """The puts of groups with their tasks, where they have any; empty groups and those that can't be read are none."""
+    for index, (group, task_name) in enumerate(groups):
+        where = f"{dump.source.path}, group {index}"
+        try:
+            put = _put(group, task_name, train_step, where, dump, context)
+        except FieldFault as fault:
+            context.fault(fault, where)
+            continue
+        if put is not None:
+            yield put
 
 
-def _put(group: Any, where: str, context: Context, dump: Dump, task_name: object) -> ImportedPut | None:
+def _put(
+    group: Any, task_name: object, train_step: int, where: str, dump: Dump, context: Context
+) -> ImportedPut | None:
     states = [fields_of(state, "a rollout") for state in items_of(group, "a group")]
     if not states:
         return None
@@ -83,7 +86,7 @@ def _put(group: Any, where: str, context: Context, dump: Dump, task_name: object
     rows = bounded(_row(state, context) for state in states)
     group_id = stable_id(plain(states[0].get("group_id", states[0].get("message_uid"))))
     task = context.task(name_of(task_name) or name_of(states[0].get("task_name")))
-    return ImportedPut(0, task, group_id, rows, where)
+    return ImportedPut(train_step, task, group_id, rows, where)
 
 
 def _row(state: dict[str, Any], context: Context) -> Row:
@@ -130,10 +133,7 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
             items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
             items.sort(key=lambda item: integer(item, "timestamp_id"))
             train_step = _compared_at(items, context.versions)
-        for index, item in enumerate(items):
-            put = _put_or_fault(item.get("item"), f"{path}, group {index}", context, dump, item.get("task_name"))
-            if put is not None:
-                yield replace(put, train_step=train_step)
+        yield from _puts(((item.get("item"), item.get("task_name")) for item in items), train_step, dump, context)
 
 
 def _compared_at(items: Sequence[dict[str, Any]], versions: VersionScale) -> int:
