@@ -56,6 +56,16 @@ class Sampled(NamedTuple):
     was_discarded: bool
     was_put: bool
 
+    @property
+    def expired_too_early(self) -> bool:
+        """Whether the run had expired a group that its config still allows."""
+        return self.recorded is Status.EXPIRED and self.replayed in (Status.COMPLETED, Status.ABORTED)
+
+    @property
+    def expired_too_late(self) -> bool:
+        """Whether the run continues a group that had expired under its config."""
+        return self.recorded is Status.ABORTED and self.replayed is Status.EXPIRED
+
 
 class PutAgain(NamedTuple):
     """A put of a group that waits, in the pool `held`, or that replay had taken before, at step `taken_at`."""

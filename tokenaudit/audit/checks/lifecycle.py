@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.replayed_run import NEVER, Sampled
+from tokenaudit.audit.replayed_run import NEVER
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
@@ -45,19 +45,14 @@ def _sample_mismatch(case: Case, findings: Findings) -> None:
     findings.add_checked(len(case.replayed.samples), "samples")
     for sample in case.replayed.samples:
         if sample.replayed is None:
-            text = "" if sample.was_discarded or not sample.was_put else "it isn't held"
+            is_mismatch, where = sample.was_put and not sample.was_discarded, "isn't held"
         else:
-            text = "" if sample.recorded is sample.replayed or _of_expiry(sample) else f"it waits as {sample.replayed}"
-        if text:
-            text = f"sampled from the {sample.recorded} pool, while {text}"
+            is_of_expiry = sample.expired_too_early or sample.expired_too_late
+            is_mismatch = sample.recorded is not sample.replayed and not is_of_expiry
+            where = f"waits as {sample.replayed}"
+        if is_mismatch:
+            text = f"sampled from the {sample.recorded} pool, while it {where}"
             findings.add(Subject(sample.task, sample.group_id), text)
-
-
-def _of_expiry(sample: Sampled) -> bool:
-    """Whether expired-too-early or expired-too-late reports a sample."""
-    if sample.recorded is Status.EXPIRED:
-        return sample.replayed in (Status.COMPLETED, Status.ABORTED)
-    return sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED
 
 
 @rule("L023", "put-without-sample", Severity.WARNING,

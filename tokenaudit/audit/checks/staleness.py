@@ -100,9 +100,8 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
             text = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
             findings.add(table.subject(row), text)
     for sample in case.replayed.samples:
-        is_early = sample.recorded is Status.EXPIRED and sample.replayed in (Status.COMPLETED, Status.ABORTED)
         findings.add_checked(1, "responses put as expired and samples")
-        if is_early:
+        if sample.expired_too_early:
             text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
             findings.add(Subject(sample.task, sample.group_id), text)
 
@@ -114,7 +113,7 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
 def _expired_too_late(case: Case, findings: Findings) -> None:
     for sample in case.replayed.samples:
         findings.add_checked(1, "samples")
-        if sample.recorded is Status.ABORTED and sample.replayed is Status.EXPIRED:
+        if sample.expired_too_late:
             text = "sampled from the aborted pool, though it had expired under the config"
             findings.add(Subject(sample.task, sample.group_id), text)
 
