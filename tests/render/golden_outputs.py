@@ -1,9 +1,10 @@
-"""What `gate` and `diff` print, as kept in `tests/outputs`; `python tests/golden_outputs.py` rewrites that."""
+"""What `gate` and `diff` print, as kept in `tests/outputs`; `python -m tests.render.golden_outputs` rewrites that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from tests.compare.results import made_result
@@ -88,6 +89,7 @@ def comparison() -> Comparison:
     return compare(Side("a.toml", before, {"policy.max_staleness": "a.toml"}), Side(HOSTILE, after), with_ids=True)
 
 
+@cache
 def many_steps(count: int) -> tuple[Result, Result]:
     """Two long runs that differ at every step."""
     steps = [{"math": {"produced_tokens": 100 + step, "dropped_tokens": step % 7}} for step in range(count)]
@@ -111,6 +113,7 @@ DIFF_FORMATS: dict[str, Callable[[Comparison], str]] = {
 }
 
 
+@cache
 def outputs() -> dict[str, bytes]:
     """All outputs by file name, as files hold them."""
     report, compared = gate_report(), comparison()

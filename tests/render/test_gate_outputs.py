@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -26,6 +28,7 @@ from tokenaudit.render.gate import gate_blocks
 from tokenaudit.render.github import MOST_ANNOTATIONS, gate_github, summary_part
 from tokenaudit.render.junit import gate_junit
 from tokenaudit.render.sarif import gate_sarif
+from tokenaudit.replay.result import Result
 
 SCHEMA = Path(__file__).parent.parent / "schemas" / "junit-10.xsd"
 EMPTY = made_result([])
@@ -44,29 +47,34 @@ def report_of_many_rules(count: int) -> GateReport:
     return judge(totals_of(**dict.fromkeys(names, 10**6)), located(*texts))
 
 
-def reports() -> dict[str, GateReport]:
-    before, after = many_steps(5000)
-    return {
-        "golden": gate_report(),
-        "empty": judge(EMPTY, RULES, EMPTY),
-        "no rules": judge(EMPTY, [], EMPTY),
-        "long": judge(after, [*RULES, *located("dropped_tokens{step} <= +0")], before),
-        "many rules": report_of_many_rules(50),
-    }
+REPORTS: dict[str, Callable[[], GateReport]] = {
+    "golden": gate_report,
+    "empty": lambda: judge(EMPTY, RULES, EMPTY),
+    "no rules": lambda: judge(EMPTY, [], EMPTY),
+    "long": lambda: judge(many_steps(5000)[1], [*RULES, *located("dropped_tokens{step} <= +0")], many_steps(5000)[0]),
+    "many rules": lambda: report_of_many_rules(50),
+}
+COMPARISONS: dict[str, Callable[[], tuple[Result, Result]]] = {
+    "empty": lambda: (EMPTY, EMPTY),
+    "empty and not": lambda: (EMPTY, totals_of()),
+    "long": lambda: many_steps(5000),
+}
 
 
-def comparisons() -> dict[str, Comparison]:
-    runs = {"empty": (EMPTY, EMPTY), "empty and not": (EMPTY, totals_of()), "long": many_steps(5000)}
-    return {name: compare(Side("a", a), Side("b", b)) for name, (a, b) in runs.items()}
+@cache
+def report(case: str) -> GateReport:
+    return REPORTS[case]()
 
 
-REPORTS = reports()
-COMPARISONS = comparisons()
+@cache
+def comparison(case: str) -> Comparison:
+    a, b = COMPARISONS[case]()
+    return compare(Side("a", a), Side("b", b))
 
 
-@pytest.mark.parametrize("name", sorted(outputs()))
+@pytest.mark.parametrize("name", sorted(GATE_FORMATS | DIFF_FORMATS))
 def test_outputs_are_those_that_are_kept(name: str):
-    assert outputs()[name] == (OUTPUTS / name).read_bytes(), "see tests/golden_outputs.py"
+    assert outputs()[name] == (OUTPUTS / name).read_bytes(), "see tests/render/golden_outputs.py"
 
 
 def test_every_kept_output_is_compared():
@@ -76,7 +84,7 @@ def test_every_kept_output_is_compared():
 @pytest.mark.parametrize("case", sorted(REPORTS))
 @pytest.mark.parametrize("name", sorted(GATE_FORMATS))
 def test_every_report_renders_in_every_format(case: str, name: str):
-    text = GATE_FORMATS[name](REPORTS[case])
+    text = GATE_FORMATS[name](report(case))
     assert text.endswith("\n")
     assert "\x1b" not in text
 
@@ -84,7 +92,7 @@ def test_every_report_renders_in_every_format(case: str, name: str):
 @pytest.mark.parametrize("case", sorted(COMPARISONS))
 @pytest.mark.parametrize("name", sorted(DIFF_FORMATS))
 def test_every_comparison_renders_in_every_format(case: str, name: str):
-    text = DIFF_FORMATS[name](COMPARISONS[case])
+    text = DIFF_FORMATS[name](comparison(case))
     assert text.endswith("\n")
     if case == "long" and name in ("diff.json", "diff.csv"):
         assert text.count("dropped_tokens") > 4000
@@ -92,17 +100,17 @@ def test_every_comparison_renders_in_every_format(case: str, name: str):
 
 @pytest.mark.parametrize("case", sorted(REPORTS))
 def test_junit_is_valid(case: str):
-    text = gate_junit(REPORTS[case])
+    text = gate_junit(report(case))
     xmlschema.validate(text, SCHEMA)
     suite = ET.fromstring(text)[0]
-    assert len(suite) == int(suite.get("tests", "")) == len(REPORTS[case].verdicts)
+    assert len(suite) == int(suite.get("tests", "")) == len(report(case).verdicts)
     for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert len(suite.findall(f"testcase/{tag}")) == int(suite.get(attribute, ""))
 
 
 @pytest.mark.parametrize("case", sorted(REPORTS))
 def test_sarif_has_what_the_standard_and_github_require(case: str):
-    log = json.loads(gate_sarif(REPORTS[case], "log.parquet"))
+    log = json.loads(gate_sarif(report(case), "log.parquet"))
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
     driver = run["tool"]["driver"]
@@ -152,14 +160,14 @@ def test_no_name_from_a_file_becomes_a_command_of_the_job():
 
 
 def test_csv_of_a_comparison_is_a_table():
-    rows = list(csv.DictReader(StringIO(DIFF_FORMATS["diff.csv"](COMPARISONS["long"]))))
+    rows = list(csv.DictReader(StringIO(DIFF_FORMATS["diff.csv"](comparison("long")))))
     assert {row["row"] for row in rows} == {"total", "task", "step"}
     (total,) = [row for row in rows if row["row"] == "total" and row["metric"] == "produced_tokens"]
     assert (total["a"], total["change"], total["effect"]) == ("12997500", "0", "")
 
 
 def test_colour_repeats_what_words_say():
-    for blocks in (list(gate_blocks(gate_report())), list(diff_blocks(COMPARISONS["long"]))):
+    for blocks in (list(gate_blocks(gate_report())), list(diff_blocks(comparison("long")))):
         plain, coloured = console_text(blocks), console_text(blocks, Terminal(color=True))
         assert coloured != plain
         assert re.sub(r" +\n", "\n", re.sub("\x1b\\[[0-9;]*m", "", coloured)) == plain
@@ -167,7 +175,7 @@ def test_colour_repeats_what_words_say():
 
 @pytest.mark.parametrize("subject", ["gate", "diff"])
 def test_ascii_terminals_get_ascii(subject: str):
-    blocks = gate_blocks(REPORTS["long"]) if subject == "gate" else diff_blocks(COMPARISONS["long"])
+    blocks = gate_blocks(report("long")) if subject == "gate" else diff_blocks(comparison("long"))
     assert console_text(blocks, Terminal(unicode=False)).isascii()
 
 
