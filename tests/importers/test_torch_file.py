@@ -102,7 +102,7 @@ def test_plain_values_come_back(protocol: int, tmp_path: Path):
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_long_runs_of_numbers_stay_in_the_file_and_come_back(protocol: int, extra: int, tmp_path: Path):
     chance = random.Random(extra)
-    count = 300_000 + extra
+    count = 100_000 + extra
     value = {
         "narrow": [1] * count,
         "wide": [chance.choice((5, 300, 70_000, -1, 2**31, -(2**40), 2**62)) for _ in range(count)],
