@@ -19,11 +19,9 @@ from tokenaudit.contracts.errors import LogError
 from tokenaudit.log.columns import Lists
 from tokenaudit.log.compact import write_compact
 from tokenaudit.log.files import open_log
-from tokenaudit.log.given_runs import given_runs
-from tokenaudit.log.mask_runs import split_at_masks, told_masks
 from tokenaudit.log.reading import read_digest
-from tokenaudit.log.semantic_masks import masks_of
-from tokenaudit.log.version_runs import version_runs
+from tokenaudit.log.semantic_masks import masks_of, masks_of_runs, split_at_masks
+from tokenaudit.log.version_runs import recorded_runs, version_runs
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.session import replay_log
 from tokenaudit.simulate.session import load_workload
@@ -271,12 +269,12 @@ def test_runs_split_at_masks_tell_masks_and_versions(responses: list[list[tuple[
         [run(*entry) for entry in zip(*(array[first:last].tolist() for array in split[1:]), strict=True)]
         for first, last in zip(np.cumsum(split.counts) - split.counts, np.cumsum(split.counts), strict=True)
     ]
-    given_column = given_runs(pa.array(structs, pa.list_(RUN)), len(structs))
+    given_column = recorded_runs(pa.array(structs, pa.list_(RUN)), len(structs))
     if given_column is not None:
-        told = told_masks(given_column)
+        told = masks_of_runs(given_column)
         assert not told.is_unknown.any()
         assert [array.tolist() for array in told.masks.arrays()] == [
-            array.tolist() for array in semantic.told().arrays()
+            array.tolist() for array in semantic.without_all_ones().arrays()
         ]
 
 

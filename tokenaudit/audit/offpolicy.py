@@ -20,7 +20,7 @@ from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.given_runs import given_runs
+from tokenaudit.log.version_runs import recorded_runs
 
 COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")
 """What is read."""
@@ -98,9 +98,9 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     mask = col.lists(batch.columns.get("response_mask"), rows)
     tokens = rollout.lengths
     is_known = np.ones(rows, dtype=np.bool_)
-    given = given_runs(batch.columns.get(VERSION_RUNS), rows)
-    if given is not None:
-        versions, mask, is_known = unfolded(given, versions, mask, tokens)
+    recorded = recorded_runs(batch.columns.get(VERSION_RUNS), rows)
+    if recorded is not None:
+        versions, mask, is_known = unfolded(recorded, versions, mask, tokens)
     usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0) & is_known
     usable &= (mask.lengths == tokens) | mask.is_null
     usable &= (versions.lengths == tokens) | (stamp >= 0)

@@ -5,7 +5,6 @@ A scan remembers nothing, so threads may scan batches in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit.audit.scan_runs import overlay_runs
-from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
+from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import ABSENT, BatchColumns
+from tokenaudit.log.batch_columns import BatchColumns
 from tokenaudit.log.columns import Bools, Int64s, Lists
-from tokenaudit.log.digest import KIND_CODE
-from tokenaudit.log.event_columns import UNKNOWN_CODE, kind_code, status_code
-from tokenaudit.log.faults import BatchFaults
-from tokenaudit.log.given_runs import GivenRuns
+from tokenaudit.log.digest import KIND_CODE, UNKNOWN_CODE
 from tokenaudit.log.version_runs import Ones
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -64,67 +60,31 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     """Reduce a batch to numbers per row."""
     rows, batch = columns.rows, columns.batch
     texts: dict[tuple[str, int], str] = {}
-    tasks: dict[str, int] = {}
     reasons: dict[str | None, int] = {}
     arrays: Arrays = {name: columns.integers(name) for name in _INTEGERS if name in columns}
-    arrays["kind"] = _known_codes(columns.array("event"), rows, "event", kind_code, texts)
-    arrays["status"] = _known_codes(columns.array("status"), rows, "status", status_code, texts)
-    arrays["task"] = col.text_codes(
-        columns.array("task_name"), rows, lambda text: tasks.setdefault(_default(text), len(tasks))
-    )
+    arrays |= {"kind": columns.kind, "status": columns.status, "task": columns.tasks[0], "tokens": columns.tokens}
+    for name, codes in (("event", columns.kind), ("status", columns.status)):
+        for row in np.flatnonzero(codes == UNKNOWN_CODE)[:_TEXTS_KEPT].tolist():
+            texts[name, row] = col.text_at(batch.columns[name], row)
     arrays["finish_reason"] = col.text_codes(
         columns.array("finish_reason"), rows, lambda text: reasons.setdefault(text, len(reasons))
     )
     reward = col.reals(columns.array("reward"), rows)
     arrays["reward"] = np.where(np.isfinite(reward), reward, np.nan)
     arrays["agentic"] = col.flags(columns.array("agentic"), rows)
-    ids, versions, mask, given = columns.lists("response_ids"), columns.versions, columns.mask, columns.given_runs
-    arrays["tokens"] = _tokens(arrays, ids, versions, given, rows)
+    mask = columns.mask
     arrays |= _versions(columns)
     arrays |= _mask(columns, arrays.get("prior_len"))
-    if given is not None:
-        faults = BatchFaults(batch.path, batch.first_row, rows)
-        overlay_runs(arrays, given, versions, mask, arrays["kind"] == _PUT, faults)
+    if columns.recorded_runs is not None:
+        overlay_runs(arrays, columns.recorded_runs, columns)
     if "response_ids" in columns:
-        arrays |= _ids(ids, mask, arrays["kind"] == _PUT)
+        arrays |= _ids(columns.lists("response_ids"), mask, arrays["kind"] == _PUT)
     if "trained_mask" in columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     for name in ("logprobs", "train_logprobs"):
         if name in columns:
             arrays |= _logprobs(name, batch.columns[name], rows, mask)
-    return Scanned(batch.path, batch.first_row, arrays, tuple(tasks), tuple(reasons), texts)
-
-
-def _default(text: str | None) -> str:
-    return DEFAULT_TASK if text is None else text
-
-
-def _known_codes(
-    array: pa.Array | None,
-    rows: int,
-    name: str,
-    code_of: Callable[[str | None], int],
-    texts: dict[tuple[str, int], str],
-) -> Int64s:
-    codes = col.text_codes(array, rows, code_of)
-    if array is not None:
-        for row in np.flatnonzero(codes == UNKNOWN_CODE)[:_TEXTS_KEPT].tolist():
-            texts[name, row] = col.text_at(array, row)
-    return codes
-
-
-def _tokens(arrays: Arrays, ids: Lists, versions: Lists, given: GivenRuns | None, rows: int) -> Int64s:
-    """Tokens per response: response_len, else the ids, else the versions or runs; -1 where nothing tells."""
-    recorded = arrays.get("response_len", np.full(rows, ABSENT))
-    from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
-    told = np.where(ids.is_null, from_versions, ids.lengths)
-    return np.where(recorded == ABSENT, told, recorded)
-
-
-def _null_rows(lists: Lists) -> Bools:
-    has_null = np.zeros(len(lists.lengths), dtype=np.bool_)
-    has_null[lists.null_element_rows] = True
-    return has_null
+    return Scanned(batch.path, batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
 
 
 def _starts(lengths: Int64s) -> Int64s:
@@ -135,11 +95,13 @@ def _versions(columns: BatchColumns) -> Arrays:
     """Per row: entries (-1 for a null list), oldest, newest, falls from token to token, negative ones."""
     versions, mask, rows = columns.versions, columns.mask, columns.rows
     values = versions.values
+    oldest, newest = columns.version_spans
     arrays: Arrays = {
         "versions_len": np.where(versions.is_null, -1, versions.lengths),
-        "versions_null": _null_rows(versions),
-        "oldest": np.full(rows, ABSENT),
-        "newest": np.full(rows, ABSENT),
+        "versions_null": versions.has_null_element,
+        # changed where runs are recorded
+        "oldest": oldest.copy(),
+        "newest": newest.copy(),
         "version_falls": np.zeros(rows, dtype=np.int64),
         "negative": np.zeros(rows, dtype=np.int64),
         "negative_trained": np.zeros(rows, dtype=np.int64),
@@ -151,8 +113,6 @@ def _versions(columns: BatchColumns) -> Arrays:
     heads = columns.version_heads
     runs = values[heads].astype(np.int64)
     first_run = np.searchsorted(heads, starts[filled])
-    arrays["oldest"][filled] = np.minimum.reduceat(runs, first_run)
-    arrays["newest"][filled] = np.maximum.reduceat(runs, first_run)
     falls = runs[1:] < runs[:-1]
     falls[first_run[1:] - 1] = False
     if falls.any():
@@ -190,7 +150,7 @@ def _mask(columns: BatchColumns, prior_len: Int64s | None) -> Arrays:
     values = mask.values
     arrays: Arrays = {
         "mask_len": np.where(mask.is_null, -1, mask.lengths),
-        "mask_null": _null_rows(mask),
+        "mask_null": mask.has_null_element,
         "mask_odd": np.zeros(rows, dtype=np.bool_),
         "mask_ones": np.zeros(rows, dtype=np.int64),
         "prior_ones": np.zeros(rows, dtype=np.int64),

@@ -15,9 +15,8 @@ from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.scan import Arrays, Scanned
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.batch_columns import ABSENT
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import INT32_MAX, Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, previous_put, segments
-from tokenaudit.log.event_columns import INT32_MAX
 
 _FILL = {"reward": np.nan, "agentic": False}
 _PUT, _SAMPLE, _TAKE = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE))

@@ -15,9 +15,12 @@ from tokenaudit.contracts.schema import RUN_FIELDS, ColumnType
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-
+ABSENT = -(2**63)
+"""Stands for null in columns of integers: no accepted value equals it."""
 LARGEST = 2**63 - 1
 """Stands for every number beyond it."""
+INT32_MAX = 2**31 - 1
+"""The largest size or version."""
 
 
 def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
@@ -176,6 +179,13 @@ class Lists(NamedTuple):
     is_null: Bools
     null_element_rows: Int64s
 
+    @property
+    def has_null_element(self) -> Bools:
+        """Whether a row holds a null element, of shape [rows]."""
+        has_null = np.zeros(len(self.lengths), dtype=np.bool_)
+        has_null[self.null_element_rows] = True
+        return has_null
+
 
 def lists(array: pa.Array | None, rows: int) -> Lists:
     """A list column, flattened; an absent column counts as all null."""
@@ -203,6 +213,24 @@ def _elements(array: Any, count: int) -> pa.Array:
     offsets = array.offsets
     first = offsets[0].as_py()
     return array.values.slice(first, count) if offsets[-1].as_py() - first == count else array.flatten()
+
+
+def interleaved(
+    is_first: Bools, lengths: Int64s, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The elements of all rows in order, those of some rows from one array and those of the others from another.
+
+    Args:
+        is_first: rows whose elements are in `first`, of shape [rows].
+        lengths: elements per row, int64 of shape [rows].
+        first: the elements of those rows, one row after the other; their type is that of the result.
+        second: the elements of the other rows.
+    """
+    of_first = np.repeat(is_first, lengths)
+    values = np.empty(len(of_first), dtype=first.dtype)
+    values[of_first] = first
+    values[~of_first] = second
+    return values
 
 
 def bounded_spans(lengths: Int64s, most_rows: int, most_elements: int) -> Iterator[tuple[int, int]]:

@@ -27,12 +27,10 @@ from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s, lists
 from tokenaudit.log.digest import PRIOR_ASSUMED, PRIOR_UNKNOWN, Digest
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.given_runs import GivenRuns, given_runs
-from tokenaudit.log.mask_runs import split_at_masks
-from tokenaudit.log.quarantine import is_left
-from tokenaudit.log.semantic_masks import masks_of
+from tokenaudit.log.reading import outside_quarantine
+from tokenaudit.log.semantic_masks import masks_of, split_at_masks
 from tokenaudit.log.token_ids import DIFFERENT, SAME
-from tokenaudit.log.version_runs import MISSING_VERSION, Runs, is_prefix
+from tokenaudit.log.version_runs import MISSING_VERSION, Runs, interleaved_runs, is_prefix, recorded_runs
 from tokenaudit.log.writer import RUN_TYPE, run_structs
 
 _MASK = "response_mask"
@@ -109,15 +107,17 @@ def write_compact(
 
 def _metadata(log: Log) -> dict[str, str]:
     limits = json.dumps(log.limits, ensure_ascii=False) if log.limits else None
-    told = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
-    return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {key: value for key, value in told.items() if value is not None}
+    known = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
+    return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {
+        key: value for key, value in known.items() if value is not None
+    }
 
 
 def _compacted(
     batch: LogBatch, first_row: int, digest: Digest, prior_len: tuple[Int64s, Bools], schema: pa.Schema
 ) -> pa.RecordBatch:
     first, last = np.searchsorted(digest.log_row, [first_row, first_row + batch.rows]).tolist()
-    batch, rows = _left(batch, digest, digest.log_row[first:last] - first_row)
+    batch, rows = _without_quarantined(batch, digest, digest.log_row[first:last] - first_row)
     is_absent = np.ones(batch.rows, dtype=np.bool_)
     is_absent[rows] = False
 
@@ -141,13 +141,13 @@ def _compacted(
     return pa.record_batch([(columns | absent)[name] for name in schema.names], schema=schema)
 
 
-def _left(batch: LogBatch, digest: Digest, rows: Int64s) -> tuple[LogBatch, Int64s]:
+def _without_quarantined(batch: LogBatch, digest: Digest, rows: Int64s) -> tuple[LogBatch, Int64s]:
     """A batch without the rows that are quarantined, and where some of the others, `rows`, stand in it."""
-    left = is_left(batch, digest)
-    if left.all():
+    stays = outside_quarantine(batch, digest)
+    if stays.all():
         return batch, rows
-    columns = {name: array.filter(pa.array(left)) for name, array in batch.columns.items()}
-    return batch._replace(columns=columns, rows=int(left.sum())), (np.cumsum(left) - 1)[rows]
+    columns = {name: array.filter(pa.array(stays)) for name, array in batch.columns.items()}
+    return batch._replace(columns=columns, rows=int(stays.sum())), (np.cumsum(stays) - 1)[rows]
 
 
 def _split_runs(batch: LogBatch, digest: Digest, first: int, last: int, rows: Int64s) -> Runs:
@@ -163,31 +163,11 @@ def _split_runs(batch: LogBatch, digest: Digest, first: int, last: int, rows: In
     picked = pa.array(rows)
     split = split_at_masks(whole, masks_of(lists(None if column is None else column.take(picked), len(rows))))
     own = batch.columns.get(VERSION_RUNS)
-    given = None if own is None else given_runs(own.take(picked), len(rows))
-    return split if given is None else _woven(given, split)
-
-
-def _woven(given: GivenRuns, split: Runs) -> Runs:
-    """The given runs of the responses that have some, and the others' split ones."""
-    is_split = np.repeat(~given.has_runs, split.counts)
-    owner = np.concatenate(
-        [
-            np.repeat(np.arange(len(given.lengths)), given.lengths),
-            np.repeat(np.arange(len(given.lengths)), split.counts)[is_split],
-        ]
-    )
-    order = np.argsort(owner, kind="stable")
-    versions = np.where(given.model_step < 0, MISSING_VERSION, given.model_step)
-    model_step, tokens, trainable = (
-        np.concatenate([ours, others[is_split]])[order].astype(np.int32)
-        for ours, others in (
-            (versions, split.model_step),
-            (given.tokens, split.tokens),
-            (given.trainable, split.trainable),
-        )
-    )
-    counts = np.where(given.has_runs, given.lengths, split.counts)
-    return Runs(counts, model_step, tokens, trainable)
+    recorded = None if own is None else recorded_runs(own.take(picked), len(rows))
+    if recorded is None:
+        return split
+    has_runs = recorded.has_runs
+    return interleaved_runs(has_runs, recorded.runs(has_runs), split.of(~has_runs))
 
 
 def _run_lists(runs: Runs, rows: Int64s, is_absent: Bools) -> pa.Array:

@@ -24,12 +24,30 @@ STATUSES: tuple[Status, ...] = tuple(Status)
 NO_VALUE = -1
 """Code of null in columns of versions, tasks, statuses and sizes."""
 PRIOR_UNKNOWN = -1
-"""`prior_len` that must be told from the response's previous put."""
+"""`prior_len` that must be derived from the response's previous put."""
 PRIOR_ASSUMED = -2
 """`prior_len` that counts as 0 because neither it nor any version of the response is recorded."""
 
 KIND_CODE: dict[EventKind, int] = {kind: code for code, kind in enumerate(KINDS)}
 STATUS_CODE: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
+UNKNOWN_CODE = -2
+"""Code of an event or status that no log knows."""
+
+
+def kind_code(text: str | None) -> int:
+    """Index into `KINDS` of an event as a log spells it; null is a put."""
+    try:
+        return KIND_CODE[EventKind.PUT if text is None else EventKind(text)]
+    except ValueError:
+        return UNKNOWN_CODE
+
+
+def status_code(text: str | None) -> int:
+    """Index into `STATUSES` of a status as a log spells it; `NO_VALUE` for null."""
+    try:
+        return NO_VALUE if text is None else STATUS_CODE[Status(text)]
+    except ValueError:
+        return UNKNOWN_CODE
 
 
 class Events(NamedTuple):

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit.contracts.errors import LogError, Problem
-from tokenaudit.contracts.schema import COLUMNS, EventKind
+from tokenaudit.contracts.schema import COLUMNS, DEFAULT_TASK, EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns
+from tokenaudit.log.batch_columns import BatchColumns, Columns
 from tokenaudit.log.batches import map_batches, read_batches
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import ABSENT, Bools, Int64s
 from tokenaudit.log.digest import (
     KIND_CODE,
     PRIOR_UNKNOWN,
@@ -21,17 +21,18 @@ from tokenaudit.log.digest import (
     Responses,
     VersionRuns,
     is_first_put,
+    kind_code,
     previous_put,
     segments,
 )
-from tokenaudit.log.event_columns import Columns, kind_code
 from tokenaudit.log.faults import Faults
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.row_checks import CheckedRows, PreparedRows, RowChecker
+from tokenaudit.log.row_checks import ReducedBatch, RowChecker
 from tokenaudit.log.token_ids import UNKNOWN
 
 _PUT = KIND_CODE[EventKind.PUT]
 _SAMPLE = KIND_CODE[EventKind.SAMPLE]
+_OF_NO_GROUP = tuple(KIND_CODE[kind] for kind in (EventKind.REFRESH, EventKind.TAKE, EventKind.SYNC))
 
 MAX_TASKS = 1_000
 """Tasks a log may have; every step row holds every metric for each of them."""
@@ -40,7 +41,7 @@ MAX_RUNS = 2**24
 """Version runs that any log may have; more are refused where responses have more than `MAX_MEAN_RUNS` on average."""
 MAX_MEAN_RUNS = 64
 
-_AHEAD_BYTES = 64 << 20
+_PREFETCH_BYTES = 64 << 20
 """Bytes of checked rows that may wait for the rows before them."""
 
 Group = tuple[int, int]
@@ -70,7 +71,7 @@ def read_digest(
         log: an opened log.
         quarantine: drop the groups that hold structural faults instead of refusing the log.
         allow_missing_versions: accept tokens without a version whose put has no `model_step`; their runs have
-            the version `runs.MISSING_VERSION`.
+            the version `version_runs.MISSING_VERSION`.
         also: columns to read besides those that the digest needs.
         on_batch: called with every batch, also behind the first fault; by several threads, in any order.
         on_progress: called with the number of rows read so far.
@@ -86,24 +87,24 @@ def read_digest(
     checker = RowChecker(allow_missing_versions=allow_missing_versions, compare_ids=compare_ids)
     gathered = _Gathered(quarantine)
 
-    def prepare(batch: LogBatch) -> PreparedRows:
+    def reduce(batch: LogBatch) -> ReducedBatch:
         columns = BatchColumns(batch)
         if on_batch is not None and batch.rows:
             on_batch(columns)
-        return checker.prepare(columns)
+        return checker.reduce(columns)
 
-    prepared = map_batches(
+    reduced = map_batches(
         log,
         names,
-        prepare,
-        rows_of=lambda rows: len(rows.faults.is_faulty),
-        weigh=lambda rows: rows.nbytes,
-        limit=_AHEAD_BYTES,
+        reduce,
+        rows_of=lambda batch: len(batch.faults.is_faulty),
+        weigh=lambda batch: batch.nbytes,
+        limit=_PREFETCH_BYTES,
         on_progress=on_progress,
     )
-    for rows in prepared:
-        if len(rows.faults.is_faulty):
-            gathered.add(checker.follow(rows))
+    for batch in reduced:
+        if len(batch.faults.is_faulty):
+            gathered.add(checker.check_order(batch))
     gathered.raise_faults()
     return gathered.digest(log, checker)
 
@@ -122,6 +123,29 @@ def _needs_ids(log: Log) -> bool:
     return False
 
 
+def outside_quarantine(batch: LogBatch, digest: Digest) -> Bools:
+    """Whether each row stays when faulty groups are left out: it belongs to none, or to one the digest still holds.
+
+    Args:
+        batch: rows of the log with `event`, `task_name` and `group_id`, as far as the log has these columns.
+        digest: the digest of that log, with or without quarantine.
+    """
+    if not digest.quarantined_groups:
+        return np.ones(batch.rows, dtype=np.bool_)
+    events = digest.events
+    groups = set(zip(events.task.tolist(), events.group_id.tolist(), strict=True))
+    codes = {name: code for code, name in enumerate(digest.tasks)}
+    kind = col.text_codes(batch.columns.get("event"), batch.rows, kind_code)
+    task = col.text_codes(
+        batch.columns.get("task_name"), batch.rows, lambda text: codes.get(DEFAULT_TASK if text is None else text, -1)
+    )
+    group_id = col.integers(batch.columns.get("group_id"), batch.rows, fill=ABSENT)
+    stays = np.isin(kind, _OF_NO_GROUP)
+    grouped = np.flatnonzero(~stays)
+    stays[grouped] = [pair in groups for pair in zip(task[grouped].tolist(), group_id[grouped].tolist(), strict=True)]
+    return stays
+
+
 class _Gathered:
     """The checked rows of a log so far.
 
@@ -137,49 +161,49 @@ class _Gathered:
         self._parts: list[_Tables] = []
         self._rows = self._responses = self._runs = 0
 
-    def add(self, rows: CheckedRows) -> None:
+    def add(self, batch: ReducedBatch) -> None:
         """Gather the next batch."""
-        is_faulty = rows.faults.is_faulty
-        rows.responses["log_row"] = np.arange(self._rows, self._rows + len(is_faulty))
+        is_faulty = batch.faults.is_faulty
+        batch.responses["log_row"] = np.arange(self._rows, self._rows + len(is_faulty))
         self._rows += len(is_faulty)
-        if rows.faults.counts:
-            self._faults.extend(rows.faults)
-            self._note_groups(rows)
+        if batch.faults.counts:
+            self._faults.extend(batch.faults)
+            self._note_groups(batch)
         if self._faults and not self._quarantine:
             return
-        self._limit_runs(rows)
-        is_put = rows.events["kind"] == _PUT
-        self._faulty_tokens += int(_new_tokens(rows.responses)[is_put & is_faulty].sum())
+        self._limit_runs(batch)
+        is_put = batch.events["kind"] == _PUT
+        self._faulty_tokens += int(_new_tokens(batch.responses)[is_put & is_faulty].sum())
         self._parts.append(
             _Tables(
-                _where(rows.events, ~is_faulty),
-                _where(rows.responses, ~is_faulty & is_put),
-                {name: getattr(rows.runs, name) for name in VersionRuns._fields},
+                _where(batch.events, ~is_faulty),
+                _where(batch.responses, ~is_faulty & is_put),
+                {name: getattr(batch.runs, name) for name in VersionRuns._fields},
             )
         )
 
-    def _limit_runs(self, rows: CheckedRows) -> None:
+    def _limit_runs(self, batch: ReducedBatch) -> None:
         """Memory grows with version changes: a log in which the version changes all the time isn't one of a trainer."""
-        self._responses += len(rows.runs.counts)
-        self._runs += len(rows.runs.tokens)
+        self._responses += len(batch.runs.counts)
+        self._runs += len(batch.runs.tokens)
         if self._runs > max(MAX_RUNS, MAX_MEAN_RUNS * self._responses):
             what = f"the version changes {self._runs} times in the first {self._responses} responses"
             hint = "response_model_steps holds the policy version of each token, which changes at weight syncs"
-            raise LogError(Problem(what, f"{rows.faults.path}, column response_model_steps", hint))
+            raise LogError(Problem(what, f"{batch.faults.path}, column response_model_steps", hint))
 
-    def _note_groups(self, rows: CheckedRows) -> None:
+    def _note_groups(self, batch: ReducedBatch) -> None:
         """Remember the groups of faulty rows; faulty rows outside any group can't be quarantined."""
-        positions = np.flatnonzero(rows.faults.is_faulty)
-        tasks, group_ids = rows.events["task"][positions], rows.events["group_id"][positions]
-        kinds = rows.events["kind"][positions]
+        positions = np.flatnonzero(batch.faults.is_faulty)
+        tasks, group_ids = batch.events["task"][positions], batch.events["group_id"][positions]
+        kinds = batch.events["kind"][positions]
         has_group = (tasks >= 0) & (group_ids > np.iinfo(np.int64).min)
         has_group &= (kinds == _PUT) | (kinds == _SAMPLE) | (kinds < 0)
         pairs = zip(tasks[has_group].tolist(), group_ids[has_group].tolist(), strict=True)
-        self._faulty_groups.update(dict.fromkeys((*rows.groups_before, *pairs)))
+        self._faulty_groups.update(dict.fromkeys((*batch.groups_before, *pairs)))
         if not has_group.all():
-            ungrouped = np.zeros(len(rows.faults.is_faulty), dtype=np.bool_)
+            ungrouped = np.zeros(len(batch.faults.is_faulty), dtype=np.bool_)
             ungrouped[positions[~has_group]] = True
-            self._ungrouped.extend(rows.faults.of_rows(ungrouped))
+            self._ungrouped.extend(batch.faults.of_rows(ungrouped))
 
     def raise_faults(self) -> None:
         """Refuse the log if it holds faults that aren't quarantined."""

@@ -1,44 +1,54 @@
-"""Check the rows of a batch and reduce its token columns.
-
-Each method looks at one family of columns, notes what is structurally wrong, and hands on plain arrays.
-"""
+"""Check the rows of a batch and reduce its token columns: columns, then faults, then the version runs of sound puts."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import ABSENT, BatchColumns
-from tokenaudit.log.columns import Bools, Int64s, Lists
-from tokenaudit.log.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN
-from tokenaudit.log.event_columns import INT32_MAX, Columns, EventOrder, check_range, event_columns
+from tokenaudit.log.batch_columns import BatchColumns, Columns, RowNumbers
+from tokenaudit.log.columns import ABSENT, Bools, Int64s, Lists
+from tokenaudit.log.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, UNKNOWN_CODE
 from tokenaudit.log.faults import BatchFaults, FaultKind
-from tokenaudit.log.files import LogBatch
-from tokenaudit.log.given_runs import GivenRuns, check_runs, with_given_runs
+from tokenaudit.log.structural_checks import (
+    EVENT_ID_FALLS,
+    MIXED_EVENT,
+    ROW_CHECKS,
+    TOKEN_CHECKS,
+    check_rows,
+    check_runs,
+)
 from tokenaudit.log.token_ids import UNKNOWN, PrefixMemory
-from tokenaudit.log.version_runs import MISSING_VERSION, Runs, version_runs
+from tokenaudit.log.version_runs import MISSING_VERSION, Runs, interleaved_runs, merged, version_runs
 
 _LARGEST_REWARD = 1e300
 """Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
-_PUT = KIND_CODE[EventKind.PUT]
+_PUT, _SAMPLE, _TAKE, _SYNC = (
+    KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
+)
+_EVENT_COLUMNS = ("kind", "event_id", "train_step", "model_step", "task", "group_id", "batch_size")
+_ORDER_COLUMNS = ("event_id", "kind", "train_step", "task", "group_id")
+"""What a row shares with the rows of its event, and must agree on with the row before."""
 
 
-class PreparedRows(NamedTuple):
-    """One batch, checked and reduced as far as its own rows tell.
+class ReducedBatch(NamedTuple):
+    """One batch, checked and reduced.
 
     Attributes:
-        events: the event columns of all rows; `task` holds indices into `task_names`.
+        events: the event columns of all rows, by name: kind, event_id, train_step, model_step, task, group_id,
+            batch_size, with the null codes of `digest.Events`; `task` holds indices into `task_names` until the order
+            of the rows is checked, then codes of the whole log.
         task_names: task names in the batch.
-        responses: the response columns of all rows but `continues_ids`.
-        runs: version runs of the put rows that were faultless so far, in order.
-        faults: what is wrong so far.
+        responses: the response columns of all rows, by name: rollout_id, status, tokens, prior_len, reward, agentic,
+            run_count, and continues_ids once the order is checked; meaningless where a row isn't a faultless put.
+        runs: version runs of the faultless puts, in order.
+        faults: what is wrong with the batch.
         unscored_rewards: rewards of puts that are infinite.
         ids: token ids where they are compared.
         nbytes: about what all this takes in memory.
+        groups_before: groups (task, group id) of earlier rows that a faulty row of this batch is mixed up with.
     """
 
     events: Columns
@@ -49,32 +59,11 @@ class PreparedRows(NamedTuple):
     unscored_rewards: int
     ids: Lists | None
     nbytes: int
-
-
-class CheckedRows(NamedTuple):
-    """One batch, checked.
-
-    Attributes:
-        events: the event columns of all rows, by name; see `RowChecker`.
-        responses: the response columns of all rows, by name; meaningless where a row isn't a faultless put.
-        runs: version runs of the faultless puts, in order.
-        faults: what is wrong with the batch.
-        groups_before: groups (task, group id) of earlier rows that a faulty row of this batch is mixed up with.
-    """
-
-    events: Columns
-    responses: Columns
-    runs: Runs
-    faults: BatchFaults
-    groups_before: tuple[tuple[int, int], ...]
+    groups_before: tuple[tuple[int, int], ...] = ()
 
 
 class RowChecker:
-    """Checks the batches of one log in order.
-
-    Event columns: kind, event_id, train_step, model_step, task, group_id, batch_size, with the null codes of
-    `tokenaudit.digest.Events`. Response columns: rollout_id, status, tokens, prior_len, reward, agentic,
-    continues_ids, run_count.
+    """Checks and reduces the batches of one log.
 
     Args:
         allow_missing_versions: accept tokens without a version whose put has no `model_step`.
@@ -88,195 +77,83 @@ class RowChecker:
         """Task names by code, in order of appearance in any row."""
         self.unscored_rewards = 0
         """Rewards of puts so far that are infinite."""
-        self._order = EventOrder()
+        self._before: dict[str, int] | None = None
         self._prefixes = PrefixMemory()
 
-    def check(self, batch: LogBatch) -> CheckedRows:
-        """Check the next rows, at least one."""
-        return self.follow(self.prepare(BatchColumns(batch)))
-
-    def prepare(self, columns: BatchColumns) -> PreparedRows:
-        """What rows tell by themselves, at least one row; nothing is remembered, so threads may call it."""
-        faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
-        names: dict[str, int] = {}
-        rows = event_columns(columns, faults, names)
-        responses, runs, unscored_rewards = self._response_columns(columns, rows, faults)
-        del rows["rollout_id"], rows["status"]
+    def reduce(self, columns: BatchColumns) -> ReducedBatch:
+        """Check rows by themselves, at least one, and reduce them; nothing is remembered, so threads may call it."""
+        numbers = columns.numbers()
+        faults = self._faults(columns, numbers)
+        is_put = numbers["kind"] == _PUT
+        runs = _put_runs(columns, numbers, is_put & ~faults.is_faulty)
+        events, responses = _events(numbers), _responses(columns, numbers)
+        responses["run_count"] = np.zeros(columns.rows, dtype=np.int64)
+        responses["run_count"][is_put & ~faults.is_faulty] = runs.counts
+        reward = columns.array("reward")
+        is_infinite = is_put & np.isnan(responses["reward"])
+        unscored = 0 if reward is None else int((is_infinite & ~col.nulls(reward)).sum())
         ids = columns.lists("response_ids") if self._compare_ids else None
-        arrays = [*rows.values(), *responses.values(), *runs, *(ids or ())]
-        nbytes = sum(array.nbytes for array in arrays)
-        return PreparedRows(rows, tuple(names), responses, runs, faults, unscored_rewards, ids, nbytes)
+        nbytes = sum(array.nbytes for array in (*events.values(), *responses.values(), *runs, *(ids or ())))
+        return ReducedBatch(events, columns.tasks[1], responses, runs, faults, unscored, ids, nbytes)
 
-    def follow(self, prepared: PreparedRows) -> CheckedRows:
-        """Check how the next prepared rows follow those before; batches come in the order of the log."""
-        rows, responses, runs, faults = prepared.events, prepared.responses, prepared.runs, prepared.faults
-        self.unscored_rewards += prepared.unscored_rewards
-        codes = [self.task_codes.setdefault(name, len(self.task_codes)) for name in prepared.task_names]
-        rows["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[rows["task"]]
+    def _faults(self, columns: BatchColumns, numbers: RowNumbers) -> BatchFaults:
+        """What is wrong with the rows by themselves."""
+        faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
+        check_rows(ROW_CHECKS, numbers, faults)
+        recorded, allowed = columns.recorded_runs, self._allow_missing_versions
+        if recorded is not None:
+            is_beside = ~(columns.versions.is_null & columns.mask.is_null)
+            check_runs(recorded, numbers, is_beside, faults, allow_missing_versions=allowed)
+        skipped = FaultKind.TOO_FEW_VERSIONS if allowed else None
+        check_rows((check for check in TOKEN_CHECKS if check.kind is not skipped), numbers, faults)
+        return faults
+
+    def check_order(self, batch: ReducedBatch) -> ReducedBatch:
+        """Check how the next rows follow those before; batches come in the order of the log."""
+        events, responses, runs, faults = batch.events, batch.responses, batch.runs, batch.faults
+        self.unscored_rewards += batch.unscored_rewards
+        codes = [self.task_codes.setdefault(name, len(self.task_codes)) for name in batch.task_names]
+        events["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[events["task"]]
         was_faulty = faults.is_faulty.copy()
-        groups_before = self._order.check(rows, faults)
-        is_put = rows["kind"] == _PUT
-        responses["continues_ids"] = self._continues_ids(prepared.ids, rows, responses, is_put)
+        groups_before = self._check_events(events, faults)
+        is_put = events["kind"] == _PUT
+        responses["continues_ids"] = self._continues_ids(batch.ids, events, responses, is_put)
         newly_faulty = faults.is_faulty & ~was_faulty
         if newly_faulty.any():
-            runs = _without_rows(runs, newly_faulty[is_put & ~was_faulty])
+            runs = runs.of(~newly_faulty[is_put & ~was_faulty])
             responses["run_count"][newly_faulty] = 0
-        return CheckedRows(rows, responses, runs, faults, groups_before)
+        return batch._replace(runs=runs, groups_before=groups_before)
 
-    def _response_columns(self, columns: BatchColumns, rows: Columns, faults: BatchFaults) -> tuple[Columns, Runs, int]:
-        """The columns of put rows, checked, the version runs of the faultless ones, and their infinite rewards."""
-        count = columns.rows
-        is_put = rows["kind"] == _PUT
-        versions, mask, heads = columns.versions, columns.mask, columns.version_heads
-        self._check_elements(versions, mask, versions.values[heads], is_put, faults)
-        given = columns.given_runs
-        tokens = self._lengths(columns, given, is_put, faults)
-        known = is_put & (tokens >= 0)
-        model_step = rows["model_step"]
-        by_token = np.ones(count, dtype=np.bool_)
-        if given is not None:
-            by_token = ~given.has_runs
-            allowed = self._allow_missing_versions
-            check_runs(given, versions, mask, tokens, is_put, faults, allow_missing_versions=allowed)
-        self._check_counts(tokens, versions, mask, model_step, known & by_token, faults)
-        prior_len = self._prior_len(columns, tokens, versions, known, by_token, faults)
-        reward = col.reals(columns.array("reward"), count)
-        is_scored = np.abs(reward) <= _LARGEST_REWARD
-        unscored_rewards = int((is_put & ~is_scored & _is_present(columns.array("reward"), count)).sum())
-        good = is_put & ~faults.is_faulty
-        told = good & by_token
-        reduced = version_runs(
-            tokens[told],
-            _rows_of(versions, told),
-            versions.lengths[told],
-            np.where(model_step[told] >= 0, model_step[told], MISSING_VERSION),
-            _rows_of(mask, told),
-            mask.lengths[told],
-            None if versions.lengths[~told].any() else heads,
-            None if mask.lengths[~told].any() else columns.mask_ones,
+    def _check_events(self, events: Columns, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
+        """Event ids never fall, and the rows of one event agree; gives the groups that rows are mixed up with."""
+        before = self._before or {name: int(events[name][0]) for name in _ORDER_COLUMNS}
+        rows = {name: np.concatenate([np.array([before[name]]), events[name]]) for name in _ORDER_COLUMNS}
+        ids = rows["event_id"]
+        reached = np.maximum.accumulate(np.concatenate([np.array([before.get("reached", ids[0])]), ids[1:]]))
+        self._before = {name: int(events[name][-1]) for name in _ORDER_COLUMNS} | {"reached": int(reached[-1])}
+        rows["id_before"] = np.concatenate([reached[:1], reached[:-1]])
+        check_rows((EVENT_ID_FALLS, *MIXED_EVENT), RowNumbers(rows, {}), faults, first=1)
+        if not faults.counts[FaultKind.MIXED_EVENT]:
+            return ()
+        mixed = np.flatnonzero(faults.where(FaultKind.MIXED_EVENT))
+        # the row before each stands at its position in `rows`
+        of_group = mixed[np.isin(rows["kind"][mixed], (_PUT, _SAMPLE))]
+        return tuple(
+            dict.fromkeys(zip(rows["task"][of_group].tolist(), rows["group_id"][of_group].tolist(), strict=True))
         )
-        if given is not None:
-            reduced = with_given_runs(given, good, reduced)
-        run_count = np.zeros(count, dtype=np.int64)
-        run_count[good] = reduced.counts
-        responses: Columns = {
-            "rollout_id": rows["rollout_id"],
-            "status": rows["status"],
-            "tokens": tokens,
-            "prior_len": prior_len,
-            "reward": np.where(is_scored, reward, np.nan),
-            "agentic": col.flags(columns.array("agentic"), count),
-            "run_count": run_count,
-        }
-        return responses, reduced, unscored_rewards
-
-    @staticmethod
-    def _check_elements(
-        versions: Lists, mask: Lists, head_versions: np.ndarray[Any, Any], is_put: Bools, faults: BatchFaults
-    ) -> None:
-        for name, column in (("response_model_steps", versions), ("response_mask", mask)):
-            holds_null = np.zeros(len(is_put), dtype=np.bool_)
-            holds_null[column.null_element_rows] = True
-            faults.add(FaultKind.NULL_ELEMENT, name, is_put & holds_null, lambda _, name=name: f"{name} holds a null")
-        if len(head_versions) == 0 or (head_versions.min() >= 0 and head_versions.max() <= INT32_MAX):
-            return
-        values = versions.values
-        owner = np.repeat(np.arange(len(is_put)), versions.lengths)
-        for kind, wrong in (
-            (FaultKind.NEGATIVE_VALUE, values < 0),
-            (FaultKind.VALUE_TOO_LARGE, values > INT32_MAX),
-        ):
-            first = dict(zip(owner[wrong][::-1].tolist(), values[wrong][::-1].tolist(), strict=True))
-            rows = np.zeros(len(is_put), dtype=np.bool_)
-            rows[owner[wrong]] = True
-            faults.add(
-                kind,
-                "response_model_steps",
-                is_put & rows,
-                lambda row, first=first: f"response_model_steps holds the version {first[row]}",
-            )
-
-    def _lengths(self, columns: BatchColumns, given: GivenRuns | None, is_put: Bools, faults: BatchFaults) -> Int64s:
-        """Tokens per response: response_len, else the ids, else versions or runs; -1 where a put tells none."""
-        versions, recorded = columns.versions, columns.integers("response_len")
-        present = recorded != ABSENT
-        check_range(recorded, "response_len", is_put & present, faults)
-        from_ids = col.list_lengths(columns.array("response_ids"), columns.rows)
-        from_versions = np.where(versions.is_null, -1 if given is None else given.sums, versions.lengths)
-        tokens = np.where(present, recorded, np.where(from_ids >= 0, from_ids, from_versions))
-        faults.add(
-            FaultKind.NO_LENGTH,
-            "response_len",
-            is_put & ~present & (tokens < 0),
-            lambda _: "nothing tells the length of the response",
-        )
-        return np.where(tokens > INT32_MAX, -1, tokens)
-
-    def _check_counts(
-        self,
-        tokens: Int64s,
-        versions: Lists,
-        mask: Lists,
-        model_step: Int64s,
-        known: Bools,
-        faults: BatchFaults,
-    ) -> None:
-        faults.add(
-            FaultKind.TOO_MANY_VERSIONS,
-            "response_model_steps",
-            known & (versions.lengths > tokens),
-            lambda row: f"{versions.lengths[row]} versions for {tokens[row]} tokens",
-        )
-        if not self._allow_missing_versions:
-            faults.add(
-                FaultKind.TOO_FEW_VERSIONS,
-                "response_model_steps",
-                known & ~faults.is_faulty & (versions.lengths < tokens) & (model_step == NO_VALUE),
-                lambda row: f"{versions.lengths[row]} versions for {tokens[row]} tokens and no model_step",
-            )
-        faults.add(
-            FaultKind.MASK_LENGTH,
-            "response_mask",
-            known & ~mask.is_null & (mask.lengths != tokens),
-            lambda row: f"{mask.lengths[row]} mask entries for {tokens[row]} tokens",
-        )
-
-    def _prior_len(
-        self,
-        columns: BatchColumns,
-        tokens: Int64s,
-        versions: Lists,
-        known: Bools,
-        by_token: Bools,
-        faults: BatchFaults,
-    ) -> Int64s:
-        """Recorded prior lengths; where missing, the recorded versions tell if they are a prefix."""
-        recorded = columns.integers("prior_len")
-        present = known & (recorded != ABSENT)
-        check_range(recorded, "prior_len", present, faults)
-        faults.add(
-            FaultKind.PRIOR_TOO_LONG,
-            "prior_len",
-            present & (recorded > tokens),
-            lambda row: f"prior_len is {recorded[row]} for {tokens[row]} tokens",
-        )
-        prefix = np.where(versions.is_null, PRIOR_ASSUMED, versions.lengths)
-        told = np.where(by_token & (versions.lengths < tokens), prefix, PRIOR_UNKNOWN)
-        return np.where(present, recorded, told)
 
     def _continues_ids(
-        self, ids: Lists | None, rows: Columns, responses: Columns, is_put: Bools
+        self, ids: Lists | None, events: Columns, responses: Columns, is_put: Bools
     ) -> np.ndarray[Any, Any]:
         """Whether each put continues the token ids of its response's previous put."""
         verdicts = np.full(len(is_put), UNKNOWN, dtype=np.int8)
         if ids is None:
             return verdicts
-        has_ids = ~ids.is_null & (ids.lengths == responses["tokens"])
-        has_ids[ids.null_element_rows] = False
-        of_puts = Lists(_rows_of(ids, is_put), ids.lengths[is_put], ids.is_null[is_put], ids.null_element_rows)
+        has_ids = ~ids.is_null & (ids.lengths == responses["tokens"]) & ~ids.has_null_element
+        of_puts = Lists(_elements_of(ids, is_put), ids.lengths[is_put], ids.is_null[is_put], ids.null_element_rows)
         verdicts[is_put] = self._prefixes.verdicts(
-            rows["event_id"][is_put],
-            rows["task"][is_put],
+            events["event_id"][is_put],
+            events["task"][is_put],
             responses["rollout_id"][is_put],
             has_ids[is_put],
             of_puts,
@@ -284,19 +161,65 @@ class RowChecker:
         return verdicts
 
 
-def _rows_of(lists: Lists, where: Bools) -> np.ndarray[Any, Any]:
+def _put_runs(columns: BatchColumns, numbers: RowNumbers, is_sound: Bools) -> Runs:
+    """The version runs of the put rows in `is_sound`, those without a fault."""
+    versions, mask, recorded = columns.versions, columns.mask, columns.recorded_runs
+    by_token = is_sound & ~numbers["has_runs"]
+    model_step = numbers["model_step"][by_token]
+    runs = version_runs(
+        numbers["tokens"][by_token],
+        _elements_of(versions, by_token),
+        versions.lengths[by_token],
+        np.where(model_step >= 0, model_step, MISSING_VERSION),
+        _elements_of(mask, by_token),
+        mask.lengths[by_token],
+        None if versions.lengths[~by_token].any() else columns.version_heads,
+        None if mask.lengths[~by_token].any() else columns.mask_ones,
+    )
+    if recorded is None:
+        return runs
+    has_runs = recorded.has_runs
+    return interleaved_runs(has_runs[is_sound], merged(recorded.runs(is_sound & has_runs)), runs)
+
+
+def _events(numbers: RowNumbers) -> Columns:
+    """The event columns, with the null codes of `digest.Events`, and 0 where an event has no such value."""
+    kind = numbers["kind"]
+    events: Columns = {name: numbers[name] for name in _EVENT_COLUMNS}
+    has_version = ((kind == _PUT) | (kind == _SYNC)) & (numbers["model_step"] != ABSENT)
+    of_group = (kind == _PUT) | (kind == _SAMPLE) | (kind == UNKNOWN_CODE)
+    events["model_step"] = np.where(has_version, numbers["model_step"], NO_VALUE)
+    events["train_step"] = np.where(kind == _SAMPLE, 0, numbers["train_step"])
+    events["batch_size"] = np.where(kind == _TAKE, numbers["batch_size"], 0)
+    events["group_id"] = np.where(of_group, numbers["group_id"], 0)
+    events["task"] = np.where(of_group | (kind == _TAKE), numbers["task"], NO_VALUE)
+    return events
+
+
+def _responses(columns: BatchColumns, numbers: RowNumbers) -> Columns:
+    """The response columns that the rows alone give."""
+    reward = col.reals(columns.array("reward"), columns.rows)
+    return {
+        "rollout_id": numbers["rollout_id"],
+        "status": numbers["status"],
+        "tokens": numbers["tokens"],
+        "prior_len": _prior_len(columns.versions, numbers),
+        "reward": np.where(np.abs(reward) <= _LARGEST_REWARD, reward, np.nan),
+        "agentic": col.flags(columns.array("agentic"), columns.rows),
+    }
+
+
+def _prior_len(versions: Lists, numbers: RowNumbers) -> Int64s:
+    """Recorded prior lengths; where missing, the length of the recorded versions if they are a prefix."""
+    recorded, tokens = numbers["prior_len"], numbers["tokens"]
+    prefix = np.where(versions.is_null, PRIOR_ASSUMED, versions.lengths)
+    is_prefix = ~numbers["has_runs"] & (versions.lengths < tokens)
+    is_recorded = (numbers["kind"] == _PUT) & (tokens >= 0) & (recorded != ABSENT)
+    return np.where(is_recorded, recorded, np.where(is_prefix, prefix, PRIOR_UNKNOWN))
+
+
+def _elements_of(lists: Lists, where: Bools) -> np.ndarray[Any, Any]:
     """The elements of the rows in `where`, one row after the other; no copy where the others have none."""
     if not lists.lengths[~where].any():
         return lists.values
     return lists.values[np.repeat(where, lists.lengths)]
-
-
-def _without_rows(runs: Runs, dropped: Bools) -> Runs:
-    """The runs of the responses that aren't dropped, given as bools of shape [R]."""
-    kept = np.repeat(~dropped, runs.counts)
-    return Runs(runs.counts[~dropped], runs.model_step[kept], runs.tokens[kept], runs.trainable[kept])
-
-
-def _is_present(array: pa.Array | None, rows: int) -> Bools:
-    """Where a column holds a value."""
-    return np.zeros(rows, dtype=np.bool_) if array is None else ~col.nulls(array)

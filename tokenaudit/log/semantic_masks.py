@@ -1,14 +1,15 @@
-"""Semantic masks as runs: what a workload keeps of them, and what their prefixes hold."""
+"""Semantic masks as runs, from mask columns and from recorded version runs."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tokenaudit.log.columns import Bools, Int64s, Lists
+from tokenaudit.log.version_runs import RecordedRuns, Runs
 
 
 class SemanticMasks:
@@ -66,15 +67,15 @@ class SemanticMasks:
         lengths = np.minimum(ends, limit) - np.minimum(picked._start, limit)
         return np.repeat(picked._is_one.astype(np.int8), lengths)
 
-    def told(self) -> SemanticMasks:
+    def without_all_ones(self) -> SemanticMasks:
         """The same masks, without runs where a mask is all ones."""
         first, counts = self._first[:-1], np.diff(self._first)
         # Neighbouring runs differ, so a mask of all ones is a single run.
         is_all_ones = counts == 1
         is_all_ones[is_all_ones] = self._is_one[first[is_all_ones]]
-        kept = np.repeat(~is_all_ones, counts)
-        left = np.concatenate([[0], np.cumsum(np.where(is_all_ones, 0, counts))])
-        return SemanticMasks(left, self._start[kept], self._is_one[kept])
+        chosen = np.repeat(~is_all_ones, counts)
+        first = np.concatenate([[0], np.cumsum(np.where(is_all_ones, 0, counts))])
+        return SemanticMasks(first, self._start[chosen], self._is_one[chosen])
 
     def arrays(self) -> tuple[Int64s, Int64s, Bools]:
         """What it was made of."""
@@ -110,3 +111,60 @@ def no_masks(responses: int) -> SemanticMasks:
     """Masks that are all ones."""
     nothing = np.zeros(0, dtype=np.int64)
     return SemanticMasks(np.zeros(responses + 1, dtype=np.int64), nothing, np.zeros(0, dtype=np.bool_))
+
+
+class RunMasks(NamedTuple):
+    """The masks that follow from the recorded version runs of R rows.
+
+    Attributes:
+        masks: the masks; a row without runs, or whose mask isn't known, is all ones.
+        is_unknown: whether a run of the row holds tokens in the loss and others, of shape [R].
+    """
+
+    masks: SemanticMasks
+    is_unknown: Bools
+
+
+def masks_of_runs(recorded: RecordedRuns) -> RunMasks:
+    """The masks of recorded version runs: a run that all or none of is in the loss is a part of the mask."""
+    rows, owner = len(recorded.lengths), recorded.owner
+    is_unknown = np.zeros(rows, dtype=np.bool_)
+    is_unknown[owner[(recorded.trainable != 0) & (recorded.trainable != recorded.tokens)]] = True
+    has_zero = np.zeros(rows, dtype=np.bool_)
+    has_zero[owner[recorded.trainable == 0]] = True
+    is_one = recorded.trainable != 0
+    begins = np.ones(len(owner), dtype=np.bool_)
+    begins[1:] = (owner[1:] != owner[:-1]) | (is_one[1:] != is_one[:-1])
+    heads = np.flatnonzero(begins & (has_zero & ~is_unknown)[owner])
+    before = np.cumsum(recorded.tokens) - recorded.tokens
+    first_of_row = np.cumsum(recorded.lengths) - recorded.lengths
+    starts = before[heads] - before[first_of_row[owner[heads]]]
+    first = np.concatenate([[0], np.cumsum(np.bincount(owner[heads], minlength=rows))])
+    return RunMasks(SemanticMasks(first, starts, is_one[heads]), is_unknown)
+
+
+def split_at_masks(runs: Runs, masks: SemanticMasks) -> Runs:
+    """Cut version runs where a mask changes, so that all or none of the tokens of each are in the loss.
+
+    Args:
+        runs: the runs of R responses.
+        masks: their masks, as long as they are.
+    """
+    responses = len(runs.counts)
+    mask_first, mask_start, is_one = masks.arrays()
+    ends = np.cumsum(runs.tokens, dtype=np.int64)
+    run_heads = ends - runs.tokens
+    total = int(ends[-1]) if len(ends) else 0
+    first = np.cumsum(runs.counts) - runs.counts
+    base = np.append(run_heads, total)[first]
+    mask_heads = mask_start + np.repeat(base, np.diff(mask_first))
+    heads = np.union1d(run_heads, mask_heads)
+    run = np.searchsorted(run_heads, heads, side="right") - 1
+    owner = np.repeat(np.arange(responses), runs.counts)[run]
+    tokens = np.diff(heads, append=total).astype(np.int32)
+    trainable = tokens.copy()
+    if len(mask_heads):
+        is_masked = (np.diff(mask_first) > 0)[owner]
+        trainable[is_masked & ~is_one[np.searchsorted(mask_heads, heads, side="right") - 1]] = 0
+    counts = np.bincount(owner, minlength=responses).astype(np.int64)
+    return Runs(counts, runs.model_step[run], tokens, trainable)

@@ -1,4 +1,4 @@
-"""Token columns become version runs: consecutive tokens of one version, with how many are trainable.
+"""Version runs: consecutive tokens of one version, with how many are trainable; made of token columns or recorded.
 
 Everything behind this module works on runs, so its cost does not depend on the length of responses.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from tokenaudit.log.columns import Int64s
+from tokenaudit.log.columns import ABSENT, INT32_MAX, Bools, Int64s, integers, interleaved, nulls
 
 MISSING_VERSION = -1
 """Version of tokens that carry none and whose put has no `model_step`."""
@@ -34,6 +35,94 @@ class Runs(NamedTuple):
     model_step: Int32s
     tokens: Int32s
     trainable: Int32s
+
+    def of(self, responses: Bools) -> Runs:
+        """The runs of some responses, chosen by bools of shape [R]."""
+        chosen = np.repeat(responses, self.counts)
+        return Runs(self.counts[responses], self.model_step[chosen], self.tokens[chosen], self.trainable[chosen])
+
+
+class RecordedRuns(NamedTuple):
+    """The run column of a batch of rows, flattened: what a log may hold in place of a version and a mask per token.
+
+    Attributes:
+        model_step: version of each run, int64; `ABSENT` where null.
+        tokens: length of each run, int64.
+        trainable: tokens of each run whose semantic mask is not 0, int64.
+        lengths: runs per row, int64 of shape [rows].
+        has_runs: whether a row holds runs, of shape [rows]; an empty list counts.
+        null_rows: rows with a null run, or a run without its tokens.
+        sums: tokens per row, int64 of shape [rows]; -1 for rows without runs.
+    """
+
+    model_step: Int64s
+    tokens: Int64s
+    trainable: Int64s
+    lengths: Int64s
+    has_runs: Bools
+    null_rows: Int64s
+    sums: Int64s
+
+    @property
+    def is_versioned(self) -> Bools:
+        """Which runs have a version."""
+        return self.model_step != ABSENT
+
+    @property
+    def owner(self) -> Int64s:
+        """The row of each run."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def runs(self, rows: Bools) -> Runs:
+        """The runs of some faultless rows, as they are recorded, but `MISSING_VERSION` where one has no version."""
+        chosen = np.repeat(rows, self.lengths)
+        model_step = np.where(self.is_versioned, self.model_step, MISSING_VERSION)
+        return Runs(
+            self.lengths[rows],
+            *(values[chosen].astype(np.int32) for values in (model_step, self.tokens, self.trainable)),
+        )
+
+
+def recorded_runs(array: pa.Array | None, rows: int) -> RecordedRuns | None:
+    """The run column; None where no row holds runs."""
+    if array is None or array.null_count == rows:
+        return None
+    listed: Any = array
+    lengths = integers(listed.value_lengths(), rows, fill=0)
+    runs = listed.flatten()
+    count = len(runs)
+    model_step = integers(runs.field("model_step"), count, fill=ABSENT)
+    tokens, trainable = (integers(runs.field(name), count, fill=0) for name in ("tokens", "trainable"))
+    is_null = nulls(runs) | nulls(runs.field("tokens")) | nulls(runs.field("trainable"))
+    owner = np.repeat(np.arange(rows), lengths)
+    sums = np.zeros(rows, dtype=np.int64)
+    np.add.at(sums, owner, np.clip(tokens, 0, INT32_MAX))
+    has_runs = ~nulls(array)
+    null_rows = np.unique(owner[is_null])
+    return RecordedRuns(model_step, tokens, trainable, lengths, has_runs, null_rows, np.where(has_runs, sums, -1))
+
+
+def merged(runs: Runs) -> Runs:
+    """The same runs, neighbours of one version made one: a log may split them."""
+    heads = run_heads(runs.model_step, runs.counts)
+    if len(heads) == len(runs.model_step):
+        return runs
+    owner = np.repeat(np.arange(len(runs.counts)), runs.counts)
+    return Runs(
+        np.bincount(owner[heads], minlength=len(runs.counts)).astype(np.int64),
+        runs.model_step[heads],
+        *(np.add.reduceat(values, heads).astype(np.int32) for values in (runs.tokens, runs.trainable)),
+    )
+
+
+def interleaved_runs(is_first: Bools, first: Runs, second: Runs) -> Runs:
+    """The runs of all responses in order: those of the responses in `is_first`, shape [R], and those of the others."""
+    counts = np.empty(len(is_first), dtype=np.int64)
+    counts[is_first], counts[~is_first] = first.counts, second.counts
+    return Runs(
+        counts,
+        *(interleaved(is_first, counts, ours, others) for ours, others in zip(first[1:], second[1:], strict=True)),
+    )
 
 
 def version_runs(

@@ -25,8 +25,7 @@ from tokenaudit.contracts.schema import (
     VERSION_RUNS,
 )
 from tokenaudit.log.columns import Lists
-from tokenaudit.log.mask_runs import split_at_masks
-from tokenaudit.log.semantic_masks import masks_of
+from tokenaudit.log.semantic_masks import masks_of, split_at_masks
 from tokenaudit.log.version_runs import MISSING_VERSION, Runs, version_runs
 
 Row = dict[str, Any]

@@ -16,11 +16,11 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.batches import map_batches
-from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, lists
+from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, interleaved, lists
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.given_runs import given_runs
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
-from tokenaudit.log.mask_runs import told_masks
+from tokenaudit.log.semantic_masks import masks_of_runs
+from tokenaudit.log.version_runs import recorded_runs
 from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
 
@@ -179,7 +179,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
         LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
     """
     rows = plan.log_row[entries] - first_row
-    column = _told_masks(batch, rows)
+    column = _recorded_masks(batch, rows)
     lengths = np.diff(offsets)
     has_mask = ~column.is_null[rows] & (lengths > 0)
     runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
@@ -199,21 +199,19 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     return semantic
 
 
-def _told_masks(batch: LogBatch, rows: Int64s) -> Lists:
-    """The masks of some rows, as their mask column tells them or, if they do, their version runs; else null."""
+def _recorded_masks(batch: LogBatch, rows: Int64s) -> Lists:
+    """The masks of some rows, from their mask column or, where their version runs determine them, from those."""
     masks = lists(batch.columns.get("response_mask"), batch.rows)
-    given = given_runs(batch.columns.get(VERSION_RUNS), batch.rows)
-    if given is None:
+    recorded = recorded_runs(batch.columns.get(VERSION_RUNS), batch.rows)
+    if recorded is None:
         return masks
     is_wanted = np.zeros(batch.rows, dtype=np.bool_)
     is_wanted[rows] = True
-    by_runs = is_wanted & given.has_runs & ~told_masks(given).is_unknown
-    of_runs = np.repeat(by_runs, given.lengths)
-    counts = np.where(by_runs, given.sums, masks.lengths)
-    is_of_runs = np.repeat(by_runs, counts)
-    values = np.empty(len(is_of_runs), dtype=np.bool_)
-    values[is_of_runs] = np.repeat(given.trainable[of_runs] != 0, given.tokens[of_runs])
-    values[~is_of_runs] = masks.values != 0
+    by_runs = is_wanted & recorded.has_runs & ~masks_of_runs(recorded).is_unknown
+    of_runs = np.repeat(by_runs, recorded.lengths)
+    counts = np.where(by_runs, recorded.sums, masks.lengths)
+    values = np.repeat(recorded.trainable[of_runs] != 0, recorded.tokens[of_runs])
+    values = interleaved(by_runs, counts, values, masks.values != 0)
     return Lists(values, counts, masks.is_null & ~by_runs, masks.null_element_rows)
 
 

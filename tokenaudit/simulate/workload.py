@@ -27,7 +27,7 @@ from tokenaudit.contracts.schema import (
 )
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import ABSENT, INT32_MAX, Bools, Int64s
 from tokenaudit.log.faults import SHOWN_FAULTS, BatchFaults, Fault, FaultKind, Faults
 from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
@@ -36,10 +36,8 @@ SOURCE = "tokenaudit workload"
 MAX_TASKS = 1_000
 """Tasks a workload may have; every step row holds every metric for each of them."""
 
-_INT32_MAX = 2**31 - 1
 _LARGEST_REWARD = 1e300
 """Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
-_ABSENT = -(2**63)
 _WRITTEN_ROWS = 16_384
 _WRITTEN_TOKENS = 4_000_000
 
@@ -154,7 +152,7 @@ class Workload:
         for name, task in self.tasks.items():
             encoded = name.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            for array in (*task.responses, *task.masks.told().arrays()):
+            for array in (*task.responses, *task.masks.without_all_ones().arrays()):
                 little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
                 digest.update(len(little).to_bytes(8, "little"))
                 digest.update(little.data)
@@ -284,7 +282,7 @@ class _Reader:
         faults.add(
             FaultKind.MASK_LENGTH,
             "response_mask",
-            ~masks.is_null & (masks.lengths != length) & (length >= 0) & (length <= _INT32_MAX),
+            ~masks.is_null & (masks.lengths != length) & (length >= 0) & (length <= INT32_MAX),
             lambda row: f"{masks.lengths[row]} mask entries for {length[row]} tokens",
         )
         if faults.counts:
@@ -321,11 +319,11 @@ class _Reader:
 
     def _responses(self, batch: LogBatch, faults: BatchFaults) -> ResponseColumns:
         needed = {
-            name: col.integers(batch.columns.get(name), batch.rows, fill=_ABSENT)
+            name: col.integers(batch.columns.get(name), batch.rows, fill=ABSENT)
             for name in ("group_id", "rollout_id", "response_len", "token_time_us")
         }
         for name, values in needed.items():
-            is_null, low = values == _ABSENT, 1 if name == "token_time_us" else 0
+            is_null, low = values == ABSENT, 1 if name == "token_time_us" else 0
             faults.add(FaultKind.MISSING_VALUE, name, is_null, lambda _, name=name: f"{name} is null")
             faults.add(
                 FaultKind.NO_TIME if low else FaultKind.NEGATIVE_VALUE,
@@ -340,7 +338,7 @@ class _Reader:
         faults.add(
             FaultKind.VALUE_TOO_LARGE,
             "response_len",
-            length > _INT32_MAX,
+            length > INT32_MAX,
             lambda row: f"response_len is {length[row]}",
         )
         reward = col.reals(batch.columns.get("reward"), batch.rows)
@@ -364,7 +362,7 @@ class _Reader:
             (task[before] == task[after])
             & (responses.rollout_id[before] == responses.rollout_id[after])
             & (responses.group_id[before] != responses.group_id[after])
-            & (responses.rollout_id[after] != _ABSENT)
+            & (responses.rollout_id[after] != ABSENT)
         )
         rows = np.sort(after[wrong])
         if len(rows) == 0:

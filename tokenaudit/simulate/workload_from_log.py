@@ -12,20 +12,17 @@ from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
-from tokenaudit.log.columns import Int64s
-from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest
-from tokenaudit.log.event_columns import kind_code
+from tokenaudit.log.columns import ABSENT, Int64s
+from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest, kind_code
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.given_runs import given_runs
-from tokenaudit.log.mask_runs import told_masks
-from tokenaudit.log.quarantine import is_left
-from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
+from tokenaudit.log.reading import outside_quarantine
+from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of, masks_of_runs
+from tokenaudit.log.version_runs import recorded_runs
 from tokenaudit.replay.recorded_puts import RecordedPuts
 from tokenaudit.replay.request import PromptOrder
 from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
 
 _PUT = KIND_CODE[EventKind.PUT]
-_NOT_TIMED = -(2**63)
 _LONGEST_US = 2**53
 
 
@@ -144,7 +141,7 @@ def _prior_lens(digest: Digest) -> Int64s:
 def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s) -> Int64s:
     """Time per token of every response: of its own rounds, else of its task, else of the log."""
     _check_times(log, times)
-    timed = times != _NOT_TIMED
+    timed = times != ABSENT
     spent = np.where(timed, times, 0).astype(np.float64)
     made = np.where(timed, puts.new_tokens, 0)
     if made.sum() == 0:
@@ -167,7 +164,7 @@ def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s)
 def _generate_times_and_masks(
     log: Log, digest: Digest, last_put: Int64s, on_progress: Callable[[int], None] | None
 ) -> tuple[Int64s, SemanticMasks]:
-    """The generation time of every put row (`_NOT_TIMED` where there is none), and each response's last mask.
+    """The generation time of every put row (`ABSENT` where there is none), and each response's last mask.
 
     The log is read a second time for what its digest doesn't keep.
     """
@@ -180,7 +177,7 @@ def _generate_times_and_masks(
     done = 0
     for batch in read_batches(log, names, on_progress):
         kept = _kept_puts(batch, digest)
-        times.append(col.integers(batch.columns.get("generate_time_us"), batch.rows, fill=_NOT_TIMED)[kept])
+        times.append(col.integers(batch.columns.get("generate_time_us"), batch.rows, fill=ABSENT)[kept])
         response = response_at[done : done + len(kept)]
         done += len(kept)
         is_last = response >= 0
@@ -192,28 +189,28 @@ def _generate_times_and_masks(
 def _kept_puts(batch: LogBatch, digest: Digest) -> Int64s:
     """Rows of the puts that are in the digest, which lacks the groups that were quarantined."""
     is_put = col.text_codes(batch.columns.get("event"), batch.rows, kind_code) == _PUT
-    return np.flatnonzero(is_put & is_left(batch, digest))
+    return np.flatnonzero(is_put & outside_quarantine(batch, digest))
 
 
 def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
     picked = pa.array(rows)
     mask, runs = (batch.columns.get(name) for name in ("response_mask", VERSION_RUNS))
     masks = masks_of(col.lists(None if mask is None else mask.take(picked), len(rows)))
-    given = None if runs is None else given_runs(runs.take(picked), len(rows))
-    if given is None:
+    recorded = None if runs is None else recorded_runs(runs.take(picked), len(rows))
+    if recorded is None:
         return masks
-    told = told_masks(given)
-    if told.is_unknown.any():
-        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(told.is_unknown)])}, column {VERSION_RUNS}"
+    of_runs = masks_of_runs(recorded)
+    if of_runs.is_unknown.any():
+        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(of_runs.is_unknown)])}, column {VERSION_RUNS}"
         what = "a run tells how many of its tokens are in the loss, and not which"
         raise LogError(Problem(what, where, "let runs end where the mask changes, or use the log they were made from"))
     # No row has both, so the other kind is all ones there.
-    both = joined([masks, told.masks])
-    return both.take(np.arange(len(rows)) + np.where(given.has_runs, len(rows), 0))
+    both = joined([masks, of_runs.masks])
+    return both.take(np.arange(len(rows)) + np.where(recorded.has_runs, len(rows), 0))
 
 
 def _check_times(log: Log, times: Int64s) -> None:
-    wrong = (times != _NOT_TIMED) & ((times < 0) | (times > _LONGEST_US))
+    wrong = (times != ABSENT) & ((times < 0) | (times > _LONGEST_US))
     if wrong.any():
         what = f"generate_time_us is negative or above {_LONGEST_US} in {int(wrong.sum())} puts, such as"
         hint = "microseconds are meant; or give --token-time-us"

@@ -12,9 +12,8 @@ from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.batch_columns import ABSENT
-from tokenaudit.log.columns import LARGEST
-from tokenaudit.log.digest import KIND_CODE, NO_VALUE, STATUS_CODE
-from tokenaudit.log.event_columns import INT32_MAX, UNKNOWN_CODE
+from tokenaudit.log.columns import INT32_MAX, LARGEST
+from tokenaudit.log.digest import KIND_CODE, NO_VALUE, STATUS_CODE, UNKNOWN_CODE
 
 _PUT, _SAMPLE, _REFRESH, _TAKE, _SYNC = (
     KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.REFRESH, EventKind.TAKE, EventKind.SYNC)
