@@ -139,7 +139,7 @@ def change_value(path: Path, *, with_checksum: bool = False) -> None:
     pq.write_table(changed, path)
     if with_checksum:
         plain = json.loads(table.schema.metadata[b"tokenaudit.cache"])["plain"]
-        change_meta(path, checksum=tokenaudit.cache._checksum(plain, names, data))
+        change_meta(path, checksum=tokenaudit.log.cache._checksum(plain, names, data))
 
 
 @pytest.mark.parametrize(

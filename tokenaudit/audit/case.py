@@ -1,10 +1,15 @@
-"""What the checks look at."""
+"""What the checks look at, and how structural faults become findings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import numpy as np
 
 from tokenaudit.audit.files import FileFacts
+from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.replayed_run import ReplayedRun
 from tokenaudit.audit.rule import Fact
@@ -14,6 +19,7 @@ from tokenaudit.config.sections import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE
+from tokenaudit.log.structural_checks import Rows, StructuralCheck
 from tokenaudit.replay.request import TimelineKind
 
 
@@ -93,6 +99,22 @@ class Case:
         """The config, for checks that run only where there is one."""
         assert self.config is not None
         return self.config
+
+
+def add_faults(case: Case, findings: Findings, *checks: StructuralCheck, rows: Rows | None = None) -> None:
+    """Add a finding for every row with a structural fault, those of one column in the order of rows.
+
+    Args:
+        case: the audited log.
+        findings: where they go.
+        checks: what makes a row faulty; neighbours that look at one column have one message.
+        rows: what they look at; None: the rows of the log.
+    """
+    looked_at = case.table if rows is None else rows
+    for _, group in groupby(checks, key=lambda check: check.column):
+        same = list(group)
+        where = np.logical_or.reduce([check.where(looked_at) for check in same])
+        findings.add_rows(case.table.subject, where, partial(same[0].message, looked_at))
 
 
 def plural(count: int, noun: str) -> str:

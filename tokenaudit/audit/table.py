@@ -15,8 +15,9 @@ from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.scan import Arrays, Scanned
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.batch_columns import ABSENT
-from tokenaudit.log.columns import INT32_MAX, Bools, Int64s
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, previous_put, segments
+from tokenaudit.log.structural_checks import has_length
 
 _FILL = {"reward": np.nan, "agentic": False}
 _PUT, _SAMPLE, _TAKE = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE))
@@ -61,13 +62,17 @@ class LogTable:
         self.is_put: Bools = self["kind"] == _PUT
         self._number_puts()
 
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+    def __getitem__(self, name: str, /) -> np.ndarray[Any, Any]:
         """A column of shape [N]; see `tokenaudit.audit.scan`. One that no file has is all null."""
         array = self._arrays.get(name)
         return np.full(self.rows, _FILL.get(name, ABSENT)) if array is None else array
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
+
+    def text(self, column: str, row: int) -> str:
+        """An unknown event or status, for a message."""
+        return self.texts.get((column, row), "…")
 
     def present(self, name: str) -> Bools:
         """Where an integer column holds a value."""
@@ -83,7 +88,7 @@ class LogTable:
     @property
     def known(self) -> Bools:
         """Put rows whose length is known and one that a response can have."""
-        return self.is_put & (self["tokens"] >= 0) & (self["tokens"] <= INT32_MAX)
+        return self.is_put & has_length(self)
 
     def subject(self, row: int, *, first_token: int | None = None, tokens: int | None = None) -> Subject:
         """Who a row is about."""

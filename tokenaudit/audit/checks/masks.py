@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case, add_faults, plural
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import PAD_RUN
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import STATUS_CODE
+from tokenaudit.log.structural_checks import MASK_LENGTH, NULL_IN_MASK
 
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
@@ -28,7 +29,7 @@ def _mask_length_mismatch(case: Case, findings: Findings) -> None:
             text += f"; the last {tokens[row] - lengths[row]} have no verdict"
         return text
 
-    findings.add_rows(table.subject, checked & (lengths != tokens), message)
+    findings.add_rows(table.subject, MASK_LENGTH.where(table), message)
     findings.add_checked(int(checked.sum()))
 
 
@@ -38,7 +39,7 @@ def _mask_length_mismatch(case: Case, findings: Findings) -> None:
       "response_mask")  # fmt: skip
 def _mask_not_binary(case: Case, findings: Findings) -> None:
     table = case.table
-    findings.add_rows(table.subject, table.is_put & table["mask_null"], lambda _: "response_mask holds a null")
+    add_faults(case, findings, NULL_IN_MASK)
     odd = table.is_put & table["mask_odd"]
     findings.add_rows(table.subject, odd, lambda _: "response_mask holds something else than 0 and 1")
     findings.add_checked(int((table.is_put & (table["mask_len"] >= 0)).sum()))

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case, add_faults, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.batch_columns import ABSENT
-from tokenaudit.log.columns import INT32_MAX, LARGEST
-from tokenaudit.log.digest import KIND_CODE, NO_VALUE, STATUS_CODE, UNKNOWN_CODE
+from tokenaudit.log import structural_checks as faulty
+from tokenaudit.log.batch_columns import RowNumbers
+from tokenaudit.log.columns import ABSENT
+from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
 
-_PUT, _SAMPLE, _REFRESH, _TAKE, _SYNC = (
-    KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.REFRESH, EventKind.TAKE, EventKind.SYNC)
-)
+_PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 _PILE_SHARE = 0.05
 _PILE_ROWS = 20
 
@@ -26,11 +25,7 @@ _PILE_ROWS = 20
       "The event of a row is none that a log knows.",
       "Events are put, sample, refresh, take and sync.")  # fmt: skip
 def _unknown_event(case: Case, findings: Findings) -> None:
-    where = case.table["kind"] == UNKNOWN_CODE
-    findings.add_rows(
-        case.table.subject, where,
-        lambda row: f"unknown event {case.table.texts.get(('event', row), '…')}",
-    )  # fmt: skip
+    add_faults(case, findings, faulty.UNKNOWN_EVENT)
     findings.add_checked(case.table.rows)
 
 
@@ -38,11 +33,8 @@ def _unknown_event(case: Case, findings: Findings) -> None:
       "The status of a row is none that a response can have.",
       "Statuses are init, completed, aborted, expired, failed and filtered.")  # fmt: skip
 def _unknown_status(case: Case, findings: Findings) -> None:
-    table = case.table
-    of_group = np.isin(table["kind"], (_PUT, _SAMPLE))
-    where = of_group & (table["status"] == UNKNOWN_CODE)
-    findings.add_rows(table.subject, where, lambda row: f"unknown status {table.texts.get(('status', row), '…')}")
-    findings.add_checked(int(of_group.sum()))
+    add_faults(case, findings, faulty.UNKNOWN_STATUS)
+    findings.add_checked(int(np.isin(case.table["kind"], (_PUT, _SAMPLE)).sum()))
 
 
 @rule("S009", "event-order", Severity.ERROR,
@@ -51,12 +43,10 @@ def _unknown_status(case: Case, findings: Findings) -> None:
 def _event_order(case: Case, findings: Findings) -> None:
     ids = case.table["event_id"]
     rows = np.flatnonzero(ids != ABSENT)
-    # Where ids begin again, as after a restart, the fall is told once and not for every row behind it.
-    falls = rows[1:][ids[rows[1:]] < ids[rows[:-1]]]
-    where, before = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.int64)
-    where[falls] = True
+    # Where ids begin again, as after a restart, the fall is reported once and not for every row behind it.
+    before = np.full(len(ids), ABSENT)
     before[rows[1:]] = ids[rows[:-1]]
-    findings.add_rows(case.table.subject, where, lambda row: f"event_id {ids[row]} comes after {before[row]}")
+    add_faults(case, findings, faulty.EVENT_ID_FALLS, rows=RowNumbers({"event_id": ids, "id_before": before}, {}))
     findings.add_checked(len(ids))
 
 
@@ -64,91 +54,33 @@ def _event_order(case: Case, findings: Findings) -> None:
       "Rows of one event differ in kind, step, task or group.",
       "Give every put, sample, refresh, take and sync an event_id of its own.")  # fmt: skip
 def _event_mixed(case: Case, findings: Findings) -> None:
-    table = case.table
-    kind, ids = table["kind"], table["event_id"]
-    of_group = np.isin(kind, (_PUT, _SAMPLE, UNKNOWN_CODE))
-    with_task = of_group | (kind == _TAKE)
-    columns = {
-        "event": kind,
-        "train_step": np.where(kind == _SAMPLE, 0, table["train_step"]),
-        "task_name": np.where(with_task, table["task"], -1),
-        "group_id": np.where(of_group, table["group_id"], 0),
-    }
-    same = np.zeros(len(ids), dtype=np.bool_)
-    same[1:] = (ids[1:] == ids[:-1]) & (ids[1:] != ABSENT)
-    for name, values in columns.items():
-        where = same.copy()
-        where[1:] &= values[1:] != values[:-1]
-
-        def message(row: int, name: str = name) -> str:
-            return f"{name} differs from the row before, in event {ids[row]}"
-
-        findings.add_rows(table.subject, where, message)
-    findings.add_checked(int(same.sum()))
+    add_faults(case, findings, *faulty.MIXED_EVENT)
+    findings.add_checked(int(faulty.same_event(case.table).sum()))
 
 
 @rule("S011", "value-missing", Severity.ERROR,
       "A value that its event needs is null.",
       "Fill it in when recording.")  # fmt: skip
 def _value_missing(case: Case, findings: Findings) -> None:
-    table = case.table
-    kind = table["kind"]
-    of_group = np.isin(kind, (_PUT, _SAMPLE))
-    needed = {
-        "event_id": np.ones(table.rows, dtype=np.bool_),
-        "train_step": np.isin(kind, (_PUT, _REFRESH, _TAKE, _SYNC)),
-        "group_id": of_group,
-        "rollout_id": kind == _PUT,
-        "batch_size": kind == _TAKE,
-    }
-    for name, where in needed.items():
-        findings.add_rows(table.subject, where & ~table.present(name), lambda _, name=name: f"{name} is null")
-    findings.add_rows(table.subject, of_group & (table["status"] == NO_VALUE), lambda _: "status is null")
-    findings.add_checked(table.rows)
+    add_faults(case, findings, *faulty.VALUES_MISSING)
+    findings.add_checked(case.table.rows)
 
 
 @rule("S012", "value-out-of-range", Severity.ERROR,
       "A step, version, length or size is negative or doesn't fit 32 bits, or an id doesn't fit 63 bits.",
       "Record counts from 0 that fit 32 bits, and ids below 2**63 - 1.")  # fmt: skip
 def _value_out_of_range(case: Case, findings: Findings) -> None:
-    table = case.table
-    kind = table["kind"]
-    ranged = {
-        "train_step": np.isin(kind, (_PUT, _REFRESH, _TAKE, _SYNC)),
-        "model_step": np.isin(kind, (_PUT, _SYNC)),
-        "batch_size": kind == _TAKE,
-        "response_len": kind == _PUT,
-        "prior_len": (kind == _PUT) & (table["tokens"] >= 0),
-    }
-    for name, where in ranged.items():
-        values = table[name]
-        wrong = where & table.present(name) & ((values < 0) | (values > INT32_MAX))
-
-        def message(row: int, name: str = name, values: np.ndarray = values) -> str:
-            return f"{name} is {values[row]}"
-
-        findings.add_rows(table.subject, wrong, message)
-    ids = {"event_id": np.ones(table.rows, dtype=np.bool_), "group_id": np.isin(kind, (_PUT, _SAMPLE))}
-    ids["rollout_id"] = kind == _PUT
-    for name, where in ids.items():
-        findings.add_rows(
-            table.subject, where & (table[name] == LARGEST),
-            lambda _, name=name: f"{name} is 2**63 - 1 or more",
-        )  # fmt: skip
-    newest = table["newest"]
-    too_large = table.is_put & (newest > INT32_MAX)
-    findings.add_rows(table.subject, too_large, lambda row: f"response_model_steps holds the version {newest[row]}")
-    findings.add_checked(table.rows)
+    ranges = (*faulty.SIZES_OUT_OF_RANGE, *faulty.PRIOR_OUT_OF_RANGE)
+    add_faults(case, findings, *ranges, *faulty.IDS_TOO_LARGE, faulty.VERSION_TOO_LARGE)
+    findings.add_checked(case.table.rows)
 
 
 @rule("S013", "length-missing", Severity.ERROR,
       "Nothing tells how long a response is.",
       "Give response_len, response_ids or a full response_model_steps.")  # fmt: skip
 def _length_missing(case: Case, findings: Findings) -> None:
-    table = case.table
-    where = table.is_put & ~table.present("response_len") & (table["tokens"] < 0)
-    findings.add_rows(table.subject, where, lambda _: "nothing tells the length of the response")
-    findings.add_checked(int(table.is_put.sum()))
+    add_faults(case, findings, faulty.NO_LENGTH)
+    findings.add_checked(int(case.table.is_put.sum()))
 
 
 @rule("S014", "prior-len-too-long", Severity.ERROR,
@@ -158,14 +90,11 @@ def _length_missing(case: Case, findings: Findings) -> None:
 def _prior_len_too_long(case: Case, findings: Findings) -> None:
     table = case.table
     prior, tokens = table["prior_len"], table["tokens"]
-    told = table.known & table.present("prior_len")
-    findings.add_rows(
-        table.subject, told & (prior > tokens),
-        lambda row: f"prior_len is {prior[row]} for {tokens[row]} tokens",
-    )  # fmt: skip
-    findings.add_checked(int(told.sum()))
+    checked = table.known & table.present("prior_len")
+    add_faults(case, findings, faulty.PRIOR_TOO_LONG)
+    findings.add_checked(int(checked.sum()))
     before = tokens[np.maximum(table.previous, 0)]
-    beyond = told & (prior <= tokens) & (table.previous >= 0) & (prior > before)
+    beyond = checked & (prior <= tokens) & (table.previous >= 0) & (prior > before)
     findings.add_rows(
         table.subject, beyond,
         lambda row: f"prior_len is {prior[row]}, but put {table.put_number[table.previous[row]]} had "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case, add_faults, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan_runs import RUN_FAULTS
@@ -14,6 +14,7 @@ from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.faults import FaultKind
+from tokenaudit.log.structural_checks import NULL_VERSION, TOO_MANY_VERSIONS
 
 _PUT, _SYNC = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SYNC]
 _SUSPECT_UNIT = 8
@@ -57,9 +58,8 @@ def _version_missing(case: Case, findings: Findings) -> None:
 def _version_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     versions, tokens = table["versions_len"], table["tokens"]
-    where = table.known & (versions > tokens)
     findings.add_rows(
-        table.subject, where,
+        table.subject, TOO_MANY_VERSIONS.where(table),
         lambda row: f"{versions[row]} versions for {plural(int(tokens[row]), 'token')}",
     )  # fmt: skip
     findings.add_checked(int(table.known.sum()))
@@ -84,8 +84,7 @@ def _version_placeholder(case: Case, findings: Findings) -> None:
     findings.add_rows(table.subject, is_put & (trained > 0), message)
     only_masked = is_put & (negative > 0) & (trained == 0)
     findings.add_rows(table.subject, only_masked, message, severity=Severity.WARNING)
-    holds_null = is_put & (table["versions_null"] == 1)
-    findings.add_rows(table.subject, holds_null, lambda _: "response_model_steps holds a null")
+    add_faults(case, findings, NULL_VERSION)
     findings.add_checked(int((is_put & (table["versions_len"] >= 0)).sum()))
 
 
