@@ -145,10 +145,18 @@ class BatchColumns:
         return oldest, newest
 
     def numbers(self) -> RowNumbers:
-        """What the structural checks look at; a row with recorded runs counts as one without versions and mask."""
+        """What the structural checks look at.
+
+        A row with recorded runs counts as one without versions and mask; `oldest` and `newest` are left out (`ABSENT`)
+        where all versions of the batch are in range.
+        """
         runs, tokens = self.recorded_runs, self.tokens
         has_runs = np.zeros(self.rows, dtype=np.bool_) if runs is None else runs.has_runs
-        oldest, newest = self.version_spans
+        versions = self.versions.values[self.version_heads]
+        if len(versions) == 0 or (versions.min() >= 0 and versions.max() <= INT32_MAX):
+            oldest = newest = np.full(self.rows, ABSENT)
+        else:
+            oldest, newest = self.version_spans
         arrays: Columns = {name: self.integers(name) for name in _CHECKED_INTEGERS}
         arrays |= {
             "kind": self.kind,
