@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compare.results import made_result, totals_of
-from tokenaudit.compare.comparable import check_baseline
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import ResultError, RuleError
 from tokenaudit.contracts.metrics import METRICS, RATES, SIMULATED_METRICS, SIMULATED_RATES, Better
 from tokenaudit.gate.grammar import parse_rule
-from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline
+from tokenaudit.gate.judge import baseline_fault, check_baseline, judge, judge_for_baseline
 from tokenaudit.gate.report import COULD_NOT_JUDGE, FAIL, PASS, GateReport, LocatedRule, Origin, Outcome, Verdict
 from tokenaudit.gate.rule_sources import MOST_RULES, collect_rules, rule_lines
 from tokenaudit.render.gate import details, improvement_line, statement, summary

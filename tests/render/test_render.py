@@ -13,7 +13,7 @@ import pytest
 from tests.builders import make_digest, put, refresh, take, write_log
 from tokenaudit.config.sections import parse_config
 from tokenaudit.contracts import metrics as m
-from tokenaudit.render.blocks import Column, Row, Table
+from tokenaudit.render.blocks import Table, TableColumn, TableRow
 from tokenaudit.render.console import Terminal, console_text
 from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
 from tokenaudit.render.markdown import markdown_text
@@ -142,7 +142,9 @@ def test_numbers_as_people_read_them():
 
 
 def test_markdown_tables_escape_cells_and_hold_no_blank_lines():
-    table = markdown_text([Table([Column("a|b", "left"), Column("n")], [Row(("x\ny", "1")), Row(("", "2"))])])
+    table = markdown_text(
+        [Table([TableColumn("a|b", "left"), TableColumn("n")], [TableRow(("x\ny", "1")), TableRow(("", "2"))])]
+    )
     assert table.splitlines()[0].startswith("| a\\|b")
     assert "x\\\\ny" in table
     assert len(table.splitlines()) == 4

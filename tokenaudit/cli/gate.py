@@ -158,7 +158,7 @@ def gate(
     write_stdout(text, format_)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
-        code = _told_baseline(write_baseline, fault, code)
+        code = _report_baseline(write_baseline, fault, code)
     if code:
         raise typer.Exit(code)
 
@@ -192,7 +192,7 @@ def _judged_run(request: RunRequest) -> _Run:
     return _Run(run.result, run.settings, None)
 
 
-def _told_baseline(path: Path, fault: str | None, code: int) -> int:
+def _report_baseline(path: Path, fault: str | None, code: int) -> int:
     """Say whether the run became the baseline, and give the exit code."""
     from tokenaudit.gate.report import COULD_NOT_JUDGE, PASS
 

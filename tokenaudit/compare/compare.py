@@ -13,9 +13,9 @@ from tokenaudit.compare.group_outcomes import GroupChanges, compare_fates, fates
 from tokenaudit.compare.metric_values import (
     FIGURES,
     Figure,
+    FigureValue,
     Missing,
     Number,
-    Value,
     has_steps,
     has_totals,
     keyed_rows,
@@ -84,8 +84,8 @@ class FigureChange:
     """A figure on both sides."""
 
     figure: Figure
-    a: Value
-    b: Value
+    a: FigureValue
+    b: FigureValue
 
     @property
     def differs(self) -> bool:
@@ -138,8 +138,8 @@ class Comparison:
         ranked_by: the figure by which steps are ranked; None where no step differs.
         largest: steps with the largest change of that figure, the largest first.
         divergence: where the runs part for the first time; None where no step differs.
-        groups: groups that changed fate; None where that can't be told.
-        groups_missing: why it can't be told.
+        groups: groups that changed fate; None where that isn't known.
+        groups_missing: why it isn't known.
     """
 
     a: Side
@@ -257,7 +257,7 @@ def _row_changes(a: RowData, b: RowData, figures: Sequence[Figure]) -> tuple[Fig
 
 
 def _ranked_by(steps: Sequence[StepChange], figures: Sequence[Figure] | None) -> Figure | None:
-    """The figure to rank steps by: the first of those asked for, or of the most telling, that moves at a step."""
+    """The figure to rank steps by: the first of those asked for, or of those that matter most, that moves at a step."""
     moving = {change.figure for step in steps for change in step.changes if change.change}
     order = (*_RANKING, *FIGURES) if figures is None else figures
     return next((figure for figure in order if figure in moving), None)
@@ -297,7 +297,7 @@ def _divergence(
 
 
 def _groups(a: Side, b: Side, configs: tuple[Config, ...], with_ids: bool) -> tuple[GroupChanges | None, str]:
-    """Groups that changed fate, or why that can't be told."""
+    """Groups that changed fate, or why that isn't known."""
     if a.tape is not None and b.tape is not None:
         return compare_fates(fates_of_tape(a.tape), fates_of_tape(b.tape), from_ids=False, with_ids=with_ids), ""
     fates_a, fates_b = (fates_of_ids(side.result, config) for side, config in zip((a, b), configs, strict=True))

@@ -23,7 +23,7 @@ class Missing(StrEnum):
 
 
 Number = int | Fraction
-Value = Number | None | Missing
+FigureValue = Number | None | Missing
 """A figure's value; None is "there is none", such as the staleness of an empty batch."""
 
 FIGURES: tuple[Figure, ...] = (*METRICS.values(), *RATES.values())
@@ -62,7 +62,7 @@ def has_steps(figure: Figure) -> bool:
     return isinstance(figure, Rate) or figure.total is not Total.END
 
 
-def total_value(result: Result, figure: Figure, task: str | None = None) -> Value:
+def total_value(result: Result, figure: Figure, task: str | None = None) -> FigureValue:
     """A figure over the whole run, rows and tail; of one task, if named."""
     if isinstance(figure, Metric) and figure.total is Total.END:
         account = result.ledger.get("total") if task is None else result.ledger.get(TASKS, {}).get(task)
@@ -81,7 +81,7 @@ def keyed_rows(result: Result) -> dict[tuple[int, int], RowData]:
     return rows
 
 
-def row_value(row: RowData, figure: Figure, task: str | None = None) -> Value:
+def row_value(row: RowData, figure: Figure, task: str | None = None) -> FigureValue:
     """A figure in one row; of one task, if named."""
     part = row if task is None else row[TASKS].get(task)
     if part is None:
@@ -105,7 +105,7 @@ def is_percentage(figure: Figure) -> bool:
     return isinstance(figure, Rate) and figure.is_share
 
 
-def _metric_value(part: RowData, metric: Metric) -> Value:
+def _metric_value(part: RowData, metric: Metric) -> FigureValue:
     if metric.name not in part:
         return Missing.ABSENT
     value = part[metric.name]
@@ -113,7 +113,7 @@ def _metric_value(part: RowData, metric: Metric) -> Value:
     return Fraction(repr(value)) if isinstance(value, float) else value
 
 
-def _rate_value(part: RowData, rate: Rate) -> Value:
+def _rate_value(part: RowData, rate: Rate) -> FigureValue:
     numerator, denominator = _sum(part, rate.numerator), _sum(part, rate.denominator)
     if isinstance(numerator, Missing) or isinstance(denominator, Missing):
         return Missing.ABSENT

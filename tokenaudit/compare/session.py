@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenaudit.compare.comparable import same_log
 from tokenaudit.compare.compare import Comparison, Side, compare
 from tokenaudit.compare.metric_values import figures_named
 from tokenaudit.contracts.errors import Problem, UsageError
@@ -46,7 +45,7 @@ def check_same_log(a: Side, b: Side) -> None:
     Raises:
         UsageError: they do.
     """
-    if not same_log(a.result, b.result):
+    if not a.result.has_same_log(b.result):
         names = ", ".join(entry.name for side in (a, b) for entry in side.result.inputs)
         hint = "--allow-different-log compares them all the same"
         raise UsageError(Problem("A and B come from different logs", names, hint))

@@ -9,9 +9,9 @@ from fractions import Fraction
 
 from tokenaudit.compare.metric_values import (
     FIGURES,
+    FigureValue,
     Missing,
     Number,
-    Value,
     has_steps,
     has_totals,
     keyed_rows,
@@ -20,9 +20,9 @@ from tokenaudit.compare.metric_values import (
 )
 from tokenaudit.compare.metric_values import total_value as run_value
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import Problem, RuleError, nearest_hint
+from tokenaudit.contracts.errors import Problem, ResultError, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
-from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Outcome, Spot, Verdict, excess
+from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Outcome, Verdict
 from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Notice, Result, RowData
 
@@ -33,13 +33,13 @@ def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None 
     Args:
         result: the run.
         rules: all of them are judged; none: no figure may move in its worse direction.
-        baseline: what relative rules are counted from; `comparable.check_baseline` says whether it suits.
+        baseline: what relative rules are counted from; `check_baseline` says whether it suits.
 
     Raises:
         RuleError: a rule names an unknown task, or needs a baseline and there is none; holds all such faults.
     """
     _check_rules(rules, result, baseline)
-    verdicts = [_judged(located, result, baseline) for located in rules or _default_rules(result, baseline)]
+    verdicts = [_judge_rule(located, result, baseline) for located in rules or _default_rules(result, baseline)]
     if not rules:
         verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
     return _report(result, verdicts, baseline)
@@ -53,7 +53,38 @@ def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateRepo
     """
     absolute = [located for located in rules if not located.rule.is_relative]
     _check_scopes(rules, result)
-    return _report(result, [_judged(located, result, None) for located in absolute], None)
+    return _report(result, [_judge_rule(located, result, None) for located in absolute], None)
+
+
+def check_baseline(result: Result, baseline: Result, source: str, *, allow_different_log: bool) -> None:
+    """Refuse a baseline whose figures don't mean the same as those of the result.
+
+    Args:
+        result: what is judged.
+        baseline: what it is judged against.
+        source: what messages call the baseline.
+        allow_different_log: accept a baseline from another log.
+
+    Raises:
+        ResultError: every reason at once.
+    """
+    problems = list(_baseline_problems(result, baseline, source, allow_different_log))
+    if problems:
+        raise ResultError(problems)
+
+
+def _baseline_problems(result: Result, baseline: Result, source: str, allow_different_log: bool) -> Iterator[Problem]:
+    if baseline.kind != result.kind:
+        yield Problem(f"the baseline is a {baseline.kind}, the run a {result.kind}", source, _SAVE_AGAIN)
+    elif baseline.timeline != result.timeline:
+        what = f"the baseline follows a {baseline.timeline} timeline, the run a {result.timeline} one"
+        yield Problem(what, source, "replay both on the same timeline")
+    if baseline.definitions != result.definitions:
+        yield Problem("the baseline was made with other metric definitions", source, _SAVE_AGAIN)
+    if baseline.selection is not None:
+        yield Problem(f"the baseline holds steps {baseline.selection} only", source, "save it without --steps")
+    if not allow_different_log and not result.has_same_log(baseline):
+        yield Problem("the baseline comes from another log", source, "--allow-different-log compares them all the same")
 
 
 def baseline_fault(report: GateReport) -> str | None:
@@ -72,7 +103,7 @@ def _report(result: Result, verdicts: Sequence[Verdict], baseline: Result | None
         None if baseline is None else baseline.inputs,
         len(result.steps),
         tuple(result.tasks),
-        tuple(sorted(verdicts, key=_badness)),
+        tuple(sorted(verdicts, key=_worst_first)),
         (*result.warnings, *_coverage_notices(result, baseline)),
     )
 
@@ -130,69 +161,70 @@ def _coverage_notices(result: Result, baseline: Result | None) -> Iterator[Notic
         yield Notice("steps-only-in-baseline", f"steps of the baseline that this run doesn't have: {missing}")
 
 
+_SAVE_AGAIN = "make it again with this release"
 _NO_VALUE = "there is no value to judge"
 _NOTHING_REPLAYED = "nothing was replayed"
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _Sample:
     """One value that a rule looks at; of a step, or of the whole run."""
 
     train_step: int | None
-    value: Value
-    baseline: Value
+    value: FigureValue
+    baseline: FigureValue
 
 
-def _judged(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
+def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
     rule = located.rule
     if not result.steps or not run_value(result, m.PUT_GROUPS):
         return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
     against = baseline if rule.is_relative else None
     judged: list[Verdict] = []
     reasons: list[str] = []
-    cells = list(_cells(rule, result, against))
-    for cell in cells:
-        reason = _reason(rule, cell)
+    samples = list(_samples(rule, result, against))
+    for sample in samples:
+        reason = _why_not_judged(rule, sample)
         if reason:
-            reasons.append(reason if cell.train_step is None else f"step {cell.train_step}: {reason}")
-        elif cell.value is not None and not isinstance(cell.value, Missing):
-            known = None if isinstance(cell.baseline, Missing) else cell.baseline
-            judged.append(_cell_verdict(located, cell.train_step, cell.value, known))
+            reasons.append(reason if sample.train_step is None else f"step {sample.train_step}: {reason}")
+        elif sample.value is not None and not isinstance(sample.value, Missing):
+            known = None if isinstance(sample.baseline, Missing) else sample.baseline
+            judged.append(_sample_verdict(located, sample.train_step, sample.value, known))
     failed = [verdict for verdict in judged if verdict.outcome is Outcome.FAILED]
     if reasons and not failed:
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         return Verdict(located, Outcome.NOT_JUDGED, reasons[0] + more, judged=len(judged))
     if not judged:
-        return Verdict(located, Outcome.NOT_JUDGED, _NO_VALUE if cells else _no_step(rule, result))
+        return Verdict(located, Outcome.NOT_JUDGED, _NO_VALUE if samples else _no_step(rule, result))
     # Of equals the first, so that reports of equal runs are equal.
-    worst = max(failed or judged, key=lambda verdict: verdict.excess or Fraction(0))
-    return _located_worst(worst, result, against, len(judged), len(failed))
+    worst = max(failed or judged, key=lambda verdict: verdict.beyond_limit or Fraction(0))
+    return _with_worst(worst, result, against, len(judged), len(failed))
 
 
-def _cells(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Cell]:
+def _samples(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Sample]:
     task = rule.scope.task
     if rule.scope.steps is None:
         before = Missing.ABSENT if baseline is None else run_value(baseline, rule.figure, task)
-        yield _Cell(None, run_value(result, rule.figure, task), before)
+        yield _Sample(None, run_value(result, rule.figure, task), before)
         return
     rows = {} if baseline is None else keyed_rows(baseline)
     for key, row in keyed_rows(result).items():
         if rule.scope.has_step(key[0]):
             before = row_value(rows[key], rule.figure, task) if key in rows else Missing.ABSENT
-            yield _Cell(key[0], row_value(row, rule.figure, task), before)
+            yield _Sample(key[0], row_value(row, rule.figure, task), before)
 
 
-def _reason(rule: Rule, cell: _Cell) -> str:
-    """Why a cell can't be judged; empty where it can, or where there is nothing to judge on either side."""
-    if isinstance(cell.value, Missing):
+def _why_not_judged(rule: Rule, sample: _Sample) -> str:
+    """Why a sample can't be judged; empty where it can, or where there is nothing to judge on either side."""
+    if isinstance(sample.value, Missing):
         return f"the result doesn't hold {rule.figure.name}"
     if not rule.is_relative:
         return ""
-    if isinstance(cell.baseline, Missing):
+    if isinstance(sample.baseline, Missing):
         return f"the baseline doesn't hold {rule.figure.name} here"
-    if cell.value is None and cell.baseline is not None:
+    if sample.value is None and sample.baseline is not None:
         return "there is no value here, and the baseline has one"
-    if cell.value is not None and cell.baseline is None:
+    if sample.value is not None and sample.baseline is None:
         return "the baseline has no value here"
     return ""
 
@@ -202,35 +234,35 @@ def _no_step(rule: Rule, result: Result) -> str:
     return f"no step is in {rule.scope}; the run has steps {min(steps)} to {max(steps)}"
 
 
-def _cell_verdict(located: LocatedRule, train_step: int | None, value: Number, baseline: Number | None) -> Verdict:
+def _sample_verdict(located: LocatedRule, train_step: int | None, value: Number, baseline: Number | None) -> Verdict:
     rule = located.rule
     limits = {limit: limit.value(baseline) for limit in rule.limits}
-    loosest = min(limits.values(), key=lambda limit: excess(rule.operator, value, limit))
+    loosest = min(limits.values(), key=lambda limit: rule.operator.beyond(value, limit))
     holds = any(
         rule.operator.holds(value, number) or (limit.is_share and baseline == 0 and value == 0)
         for limit, number in limits.items()
     )
     outcome = Outcome.PASSED if holds else Outcome.FAILED
-    spot = Spot(train_step, rule.scope.task, value, baseline)
-    return Verdict(located, outcome, value=value, baseline=baseline, limit=loosest, worst_step=spot)
+    observed = Observation(train_step, rule.scope.task, value, baseline)
+    return Verdict(located, outcome, value=value, baseline=baseline, limit=loosest, worst_step=observed)
 
 
-def _located_worst(verdict: Verdict, result: Result, baseline: Result | None, judged: int, failed: int) -> Verdict:
+def _with_worst(verdict: Verdict, result: Result, baseline: Result | None, judged: int, failed: int) -> Verdict:
     """The verdict with the step and task that have the worst figure."""
     rule = verdict.rule
     step = verdict.worst_step.train_step if verdict.worst_step else None
     rows = [row for row in result.steps if step is None or row[TRAIN_STEP] == step]
     before = {} if baseline is None else {row[TRAIN_STEP]: row for row in baseline.steps}
-    spots: list[Spot] = []
-    tasks: list[Spot] = []
+    steps: list[Observation] = []
+    tasks: list[Observation] = []
     if has_steps(rule.figure):
         for row in rows:
-            spots += _spot(rule, row[TRAIN_STEP], rule.scope.task, row, before.get(row[TRAIN_STEP]))
-    worst = _worst(rule, spots)
+            steps += _observed(rule, row[TRAIN_STEP], rule.scope.task, row, before.get(row[TRAIN_STEP]))
+    worst = _worst(rule, steps)
     if worst is not None and rule.scope.task is None:
         row = next(row for row in rows if row[TRAIN_STEP] == worst.train_step)
         for task in row[TASKS]:
-            tasks += _spot(rule, worst.train_step, task, row, before.get(row[TRAIN_STEP]))
+            tasks += _observed(rule, worst.train_step, task, row, before.get(row[TRAIN_STEP]))
     counts_row = result.totals if step is None else rows[0]
     counts = rate_counts(counts_row, rule.figure, rule.scope.task) if isinstance(rule.figure, Rate) else None
     return replace(
@@ -238,38 +270,42 @@ def _located_worst(verdict: Verdict, result: Result, baseline: Result | None, ju
     )
 
 
-def _spot(rule: Rule, step: int | None, task: str | None, row: RowData, before: RowData | None) -> list[Spot]:
+def _observed(
+    rule: Rule, step: int | None, task: str | None, row: RowData, before: RowData | None
+) -> list[Observation]:
     """The figure in a row, if it has a value there."""
     value = row_value(row, rule.figure, task)
     if value is None or isinstance(value, Missing):
         return []
     known = None if before is None else row_value(before, rule.figure, task)
-    return [Spot(step, task, value, None if isinstance(known, Missing) else known)]
+    return [Observation(step, task, value, None if isinstance(known, Missing) else known)]
 
 
-def _worst(rule: Rule, spots: Sequence[Spot]) -> Spot | None:
-    """The spot to look at first: the furthest from its baseline, or the most extreme value."""
+def _worst(rule: Rule, observed: Sequence[Observation]) -> Observation | None:
+    """The observation to look at first: the furthest from its baseline, or the most extreme value."""
     total = rule.figure.total if isinstance(rule.figure, Metric) else Total.SUM
-    if total is Total.LAST and len({spot.train_step for spot in spots}) > 1:
-        return spots[-1]
+    if total is Total.LAST and len({one.train_step for one in observed}) > 1:
+        return observed[-1]
     # Steps add up to a sum, so there the growth counts; a maximum is what its largest step is.
     is_sum = total is Total.SUM
 
-    def score(spot: Spot) -> Number:
-        moved = spot.value - (spot.baseline or 0) if is_sum else spot.value
+    def score(one: Observation) -> Number:
+        moved = one.value - (one.baseline or 0) if is_sum else one.value
         if rule.operator is Operator.EQUAL:
             return abs(moved)
         return moved if rule.operator.is_upper else -moved
 
-    return max(spots, key=score, default=None)
+    return max(observed, key=score, default=None)
 
 
-def _badness(verdict: Verdict) -> tuple[int, Fraction]:
+def _worst_first(verdict: Verdict) -> tuple[int, Fraction]:
     """Sort key: failed, not judged, failed warnings, the rest; in each the furthest beyond its limit first."""
     is_error = verdict.rule.level is Level.ERROR
     ranks = {Outcome.FAILED: 0, Outcome.NOT_JUDGED: 1, Outcome.PASSED: 4}
     rank = ranks[verdict.outcome] + (0 if is_error or verdict.outcome is Outcome.PASSED else 2)
-    if verdict.outcome is not Outcome.FAILED or verdict.excess is None or verdict.limit is None:
+    if verdict.outcome is not Outcome.FAILED or verdict.beyond_limit is None or verdict.limit is None:
         return rank, Fraction(0)
     # Relative to the limit, so that rules on tokens and on groups can be ordered; beyond 0 is beyond measure.
-    return rank, -verdict.excess / abs(verdict.limit) if verdict.limit else Fraction(-(10**12)) - verdict.excess
+    return rank, -verdict.beyond_limit / abs(verdict.limit) if verdict.limit else Fraction(
+        -(10**12)
+    ) - verdict.beyond_limit

@@ -62,8 +62,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A figure at one step, or of one task there.
+class Observation:
+    """A figure as it was at one step, or of one task there.
 
     Attributes:
         train_step: the step; None: the whole run.
@@ -103,8 +103,8 @@ class Verdict:
     counts: tuple[Number, Number] | None = None
     baseline: Number | None = None
     limit: Fraction | None = None
-    worst_step: Spot | None = None
-    worst_task: Spot | None = None
+    worst_step: Observation | None = None
+    worst_task: Observation | None = None
     judged: int = 0
     failed: int = 0
 
@@ -114,11 +114,11 @@ class Verdict:
         return self.located.rule
 
     @property
-    def excess(self) -> Fraction | None:
+    def beyond_limit(self) -> Fraction | None:
         """How far the value is beyond the limit; negative where it is within."""
         if self.value is None or self.limit is None:
             return None
-        return excess(self.rule.operator, self.value, self.limit)
+        return self.rule.operator.beyond(self.value, self.limit)
 
     @property
     def has_improved(self) -> bool:
@@ -167,10 +167,3 @@ class GateReport:
         if self.count(Outcome.FAILED, Level.ERROR) and not exit_zero:
             return FAIL
         return PASS if all_judged else COULD_NOT_JUDGE
-
-
-def excess(operator: Operator, value: Number, limit: Fraction) -> Fraction:
-    """How far a value is beyond a limit; negative where it is within."""
-    if operator is Operator.EQUAL:
-        return abs(value - limit)
-    return value - limit if operator.is_upper else limit - value

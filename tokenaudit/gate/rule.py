@@ -48,6 +48,12 @@ class Operator(StrEnum):
                 return value > limit
         return value == limit
 
+    def beyond(self, value: Number, limit: Fraction) -> Fraction:
+        """How far the value is beyond the limit; negative where it is within."""
+        if self is Operator.EQUAL:
+            return abs(value - limit)
+        return value - limit if self.is_upper else limit - value
+
     @property
     def is_upper(self) -> bool:
         """Whether larger values are worse."""

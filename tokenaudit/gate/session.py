@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenaudit.compare.comparable import check_baseline
 from tokenaudit.contracts.errors import Problem, RuleError, shown
-from tokenaudit.gate.judge import judge
+from tokenaudit.gate.judge import check_baseline, judge
 from tokenaudit.gate.report import GateReport, LocatedRule
 from tokenaudit.gate.rule_sources import collect_rules
 from tokenaudit.replay.result import Result

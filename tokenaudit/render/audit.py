@@ -12,15 +12,15 @@ from tokenaudit.audit.rule import Severity
 from tokenaudit.render.blocks import (
     Bar,
     Block,
-    Column,
     Form,
     Gap,
     Heading,
     Lines,
     Paragraph,
-    Row,
-    Span,
+    Phrase,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     only,
 )
@@ -72,23 +72,23 @@ def audit_blocks(report: AuditReport, *, most: int) -> Iterator[Block]:
 
 def _rule_table(report: AuditReport, runs: Sequence[RuleRun]) -> Table:
     columns = [
-        Column("code", "left", form=Form.TERMINAL),
-        Column("rule", "left", form=Form.TERMINAL),
-        Column("rule", "left", form=Form.DOCUMENT),
-        Column("severity", "left"),
-        Column("findings"),
-        Column("new", form=None if report.has_baseline else Form.DOCUMENT),
-        Column("checked", form=Form.TERMINAL),
+        TableColumn("code", "left", form=Form.TERMINAL),
+        TableColumn("rule", "left", form=Form.TERMINAL),
+        TableColumn("rule", "left", form=Form.DOCUMENT),
+        TableColumn("severity", "left"),
+        TableColumn("findings"),
+        TableColumn("new", form=None if report.has_baseline else Form.DOCUMENT),
+        TableColumn("checked", form=Form.TERMINAL),
     ]
     return Table(columns, [_rule_row(run) for run in runs])
 
 
-def _rule_row(run: RuleRun) -> Row:
+def _rule_row(run: RuleRun) -> TableRow:
     assert run.tally is not None
     code, name, level = run.rule.code, run.rule.name, worst(run)
     found, new = f"{run.tally.total:,}", f"{sum(run.new.values()):,}"
     checked = f"{run.tally.checked:,} {run.tally.unit}"
-    return Row((code, name, f"{code} {name}", level, found, new, checked), _TONES[level])
+    return TableRow((code, name, f"{code} {name}", level, found, new, checked), _TONES[level])
 
 
 def _findings(report: AuditReport, most: int) -> Iterator[Block]:
@@ -105,22 +105,22 @@ def _findings(report: AuditReport, most: int) -> Iterator[Block]:
         yield Paragraph(text, Tone.FAINT, form=Form.TERMINAL)
 
 
-def _finding_line(finding: Finding) -> Span:
+def _finding_line(finding: Finding) -> Phrase:
     known = "" if finding.is_new else " (known)"
-    return Span(f"{finding.code} {finding_text(finding)}{known}", _TONES[finding.severity])
+    return Phrase(f"{finding.code} {finding_text(finding)}{known}", _TONES[finding.severity])
 
 
 def _evidence_table(evidence: Sequence[AgeEvidence]) -> Table:
     columns = [
-        Column("staleness"),
-        Column("tokens"),
-        Column("mean |d|", document_name="mean abs d"),
-        Column("p95 |d|", document_name="p95 abs d"),
-        *map(Column, ("mean ratio", "effective", "outside", "KL")),
-        Column("outside", "left", form=Form.TERMINAL),
+        TableColumn("staleness"),
+        TableColumn("tokens"),
+        TableColumn("mean |d|", document_name="mean abs d"),
+        TableColumn("p95 |d|", document_name="p95 abs d"),
+        *map(TableColumn, ("mean ratio", "effective", "outside", "KL")),
+        TableColumn("outside", "left", form=Form.TERMINAL),
     ]
     rows = [
-        Row((
+        TableRow((
             str(entry.staleness),
             f"{entry.tokens:,}",
             f"{entry.mean_abs:.4f}",

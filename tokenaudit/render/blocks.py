@@ -31,7 +31,7 @@ class Tone(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Phrase:
     """A piece of text with a tone."""
 
     text: str
@@ -45,9 +45,9 @@ class Bar:
     share: float
 
 
-Line = str | Span | tuple[str | Span, ...]
+Line = str | Phrase | tuple[str | Phrase, ...]
 """One line of text."""
-Cell = str | Span | Bar
+Cell = str | Phrase | Bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Gap(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -123,7 +123,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table: one cell per column; `is_total` sets it apart and keeps it where a table is cut."""
 
     cells: Sequence[Cell]
@@ -161,8 +161,8 @@ class Table(Block):
         fit: how to fit it to a terminal; None: it is as wide as it is.
     """
 
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence[TableColumn]
+    rows: Sequence[TableRow]
     caption: str = ""
     free_text: bool = False
     fit: Fit | None = None
@@ -189,7 +189,7 @@ def only(form: Form, *blocks: Block) -> Iterator[Block]:
     return (replace(block, form=form) for block in blocks)
 
 
-_Part = TypeVar("_Part", Block, Row, Column)
+_Part = TypeVar("_Part", Block, TableRow, TableColumn)
 
 
 def shown_in(form: Form, parts: Iterable[_Part]) -> list[_Part]:

@@ -18,7 +18,6 @@ from tokenaudit.render.blocks import (
     Block,
     Cell,
     Charts,
-    Column,
     Fit,
     Form,
     Gap,
@@ -26,9 +25,10 @@ from tokenaudit.render.blocks import (
     Line,
     Lines,
     Paragraph,
-    Row,
-    Span,
+    Phrase,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     shown_in,
 )
@@ -145,19 +145,19 @@ def _table_parts(table: Table, terminal: Terminal) -> Iterator[RenderableType]:
         yield Text(f"{missing} {fit.columns_hint}", style=_STYLES[Tone.FAINT])
 
 
-def _cut(rows: Sequence[Row], columns: int, fit: Fit, terminal: Terminal) -> tuple[Sequence[Row], int]:
+def _cut(rows: Sequence[TableRow], columns: int, fit: Fit, terminal: Terminal) -> tuple[Sequence[TableRow], int]:
     """The rows that are shown, and how many of those in the middle are not; totals always are."""
     body = [row for row in rows if not row.is_total]
     if terminal.width is None or fit.most_rows is None or len(body) <= fit.most_rows:
         return rows, 0
     half = fit.most_rows // 2
     totals = [row for row in rows if row.is_total]
-    ellipsis = Row(("…", *[""] * (columns - 1)))
+    ellipsis = TableRow(("…", *[""] * (columns - 1)))
     return [*body[:half], ellipsis, *body[-half:], *totals], len(body) - 2 * half
 
 
 def _fitting(
-    columns: Sequence[Column], rows: Sequence[Row], own: Sequence[int], fit: Fit, width: int | None
+    columns: Sequence[TableColumn], rows: Sequence[TableRow], own: Sequence[int], fit: Fit, width: int | None
 ) -> Sequence[int]:
     """Positions of the columns that fit the terminal, labels and those first in the priority first."""
     if width is None:
@@ -182,7 +182,7 @@ def _stacked(name: str) -> str:
 
 
 def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text if isinstance(cell, Span) else " " * _BAR_WIDTH
+    return cell if isinstance(cell, str) else cell.text if isinstance(cell, Phrase) else " " * _BAR_WIDTH
 
 
 def _cell(cell: Cell, terminal: Terminal) -> Text:

@@ -9,19 +9,19 @@ from tokenaudit.compare.metric_values import Missing
 from tokenaudit.config.faults import shown
 from tokenaudit.render.blocks import (
     Block,
-    Column,
     Form,
     Gap,
     Heading,
     Lines,
     Paragraph,
-    Row,
-    Span,
+    Phrase,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     only,
 )
-from tokenaudit.render.exact import apart, change_text, number_text, relative_text
+from tokenaudit.render.exact import change_text, distinct_texts, number_text, relative_text
 from tokenaudit.render.text import NOTHING, count_text, printable, share_text
 
 _MOST_NAMES = 8
@@ -42,8 +42,8 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
     summary = Paragraph(verdict(comparison), Tone.STRONG, literal=True)
     yield from only(Form.DOCUMENT, summary)
     if comparison.settings:
-        columns = [Column(name, "left") for name in ("setting", "A", "B", "from")]
-        yield Table(columns, [Row(setting_cells(change)) for change in comparison.settings], free_text=True)
+        columns = [TableColumn(name, "left") for name in ("setting", "A", "B", "from")]
+        yield Table(columns, [TableRow(setting_cells(change)) for change in comparison.settings], free_text=True)
         yield Gap()
     totals = [change for change in comparison.totals if all_figures or change.differs]
     if totals:
@@ -62,20 +62,24 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
         yield _change_table("step", largest_rows(comparison), caption)
         yield Gap()
     if comparison.groups and comparison.groups.changes:
-        columns = [Column("groups that changed fate", "left"), Column("groups"), Column("tokens")]
-        yield Table(columns, [Row(cells) for cells in group_rows(comparison)])
+        columns = [TableColumn("groups that changed fate", "left"), TableColumn("groups"), TableColumn("tokens")]
+        yield Table(columns, [TableRow(cells) for cells in group_rows(comparison)])
     yield Lines([*group_lines(comparison), *id_lines(comparison), counterfactual_line(comparison)])
     yield Gap()
     yield from only(Form.TERMINAL, summary)
 
 
 def _change_table(label: str, rows: Sequence[tuple[str, FigureChange]], caption: str = "") -> Table:
-    columns = [Column(label, "left"), *map(Column, ("A", "B", "change", "relative")), Column("effect", "left")]
+    columns = [
+        TableColumn(label, "left"),
+        *map(TableColumn, ("A", "B", "change", "relative")),
+        TableColumn("effect", "left"),
+    ]
     return Table(columns, [_change_row(name, change) for name, change in rows], caption)
 
 
-def _change_row(name: str, change: FigureChange) -> Row:
-    return Row((name, *(Span(cell, _TONES[change.effect]) for cell in change_cells(change))))
+def _change_row(name: str, change: FigureChange) -> TableRow:
+    return TableRow((name, *(Phrase(cell, _TONES[change.effect]) for cell in change_cells(change))))
 
 
 def side_line(name: str, side: Side) -> str:
@@ -98,7 +102,7 @@ def change_cells(change: FigureChange) -> tuple[str, str, str, str, str]:
     if isinstance(change.a, Missing) or isinstance(change.b, Missing) or change.a is None or change.b is None:
         a, b = number_text(change.a, change.figure), number_text(change.b, change.figure)
         return a, b, "0" if not change.differs else NOTHING, NOTHING, ""
-    a, b = apart([change.a, change.b], change.figure)
+    a, b = distinct_texts([change.a, change.b], change.figure)
     moved = change_text(change.a, change.b, change.figure)
     return a, b, moved, relative_text(change.a, change.b), str(change.effect)
 
@@ -137,7 +141,7 @@ def largest_rows(comparison: Comparison) -> list[tuple[str, FigureChange]]:
 
 
 def group_lines(comparison: Comparison) -> list[str]:
-    """How many groups changed fate, or why that can't be told."""
+    """How many groups changed fate, or why that isn't known."""
     groups = comparison.groups
     if groups is None:
         return [f"fates of groups: not available; {comparison.groups_missing}"]

@@ -11,7 +11,7 @@ import polars as pl
 
 from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
-from tokenaudit.compare.metric_values import Missing, Value
+from tokenaudit.compare.metric_values import FigureValue, Missing
 from tokenaudit.render.exact import plain_number
 
 
@@ -104,5 +104,5 @@ def _change_data(change: FigureChange) -> dict[str, Any]:
     }
 
 
-def _plain(value: Value) -> int | float | str | None:
+def _plain(value: FigureValue) -> int | float | str | None:
     return str(value) if isinstance(value, Missing) else plain_number(value)

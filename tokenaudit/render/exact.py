@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tokenaudit.compare.metric_values import Figure, Number, Value, is_percentage
+from tokenaudit.compare.metric_values import Figure, FigureValue, Number, is_percentage
 from tokenaudit.render.text import NOTHING
 
 _MOST_DECIMALS = 40
 _PERCENT_DECIMALS = 2
 
 
-def number_text(value: Value, figure: Figure) -> str:
+def number_text(value: FigureValue, figure: Figure) -> str:
     """A figure's value with thousands separated; rates in percent with two decimals."""
     if value is None:
         return NOTHING
     if isinstance(value, str):
         return str(value)
-    return apart([value], figure)[0]
+    return distinct_texts([value], figure)[0]
 
 
 def change_text(a: Number, b: Number, figure: Figure) -> str:
@@ -48,8 +48,8 @@ def relative_text(a: Number, b: Number) -> str:
     return f"{'+' if share > 0 else '-'}{_decimal_text(abs(share), 1)} %"
 
 
-def apart(values: Sequence[Number], figure: Figure) -> list[str]:
-    """Values of one figure, with as many digits as it takes to tell different ones apart."""
+def distinct_texts(values: Sequence[Number], figure: Figure) -> list[str]:
+    """Values of one figure, with as many digits as it takes to keep different ones apart."""
     decimals = _decimals(values, figure)
     return [_scaled_text(value, figure, decimals) + (" %" if is_percentage(figure) else "") for value in values]
 

@@ -14,27 +14,27 @@ from tokenaudit.gate.report import (
     GATE_SCHEMA_VERSION,
     KIND_GATE,
     GateReport,
+    Observation,
     Outcome,
-    Spot,
     Verdict,
 )
 from tokenaudit.gate.rule import Level
 from tokenaudit.render.blocks import (
     Block,
-    Column,
     Form,
     Gap,
     Heading,
     Line,
     Lines,
     Paragraph,
-    Row,
-    Span,
+    Phrase,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     only,
 )
-from tokenaudit.render.exact import apart, change_text, distance_text, number_text, plain_number, relative_text
+from tokenaudit.render.exact import change_text, distance_text, distinct_texts, number_text, plain_number, relative_text
 from tokenaudit.render.text import NOTHING, count_text, notice_lines, printable
 
 _TONES = {"failed": Tone.FAILED, "not judged": Tone.UNDECIDED, "warning": Tone.WARNING, "passed": Tone.GOOD}
@@ -53,8 +53,8 @@ def gate_blocks(report: GateReport) -> Iterator[Block]:
     if report.verdicts:
         yield Lines([line for verdict in report.verdicts for line in _verdict_lines(verdict)], form=Form.TERMINAL)
         yield Gap()
-        columns = [Column(name, "left") for name in ("outcome", "rule", "figure")]
-        rows = [Row((label(verdict), str(verdict.rule), message(verdict, "; "))) for verdict in report.verdicts]
+        columns = [TableColumn(name, "left") for name in ("outcome", "rule", "figure")]
+        rows = [TableRow((label(verdict), str(verdict.rule), message(verdict, "; "))) for verdict in report.verdicts]
         yield Table(columns, rows, free_text=True, form=Form.DOCUMENT)
     yield from only(Form.TERMINAL, *improvement, verdict)
 
@@ -63,7 +63,7 @@ def _verdict_lines(verdict: Verdict) -> Iterator[Line]:
     word = label(verdict)
     origin = verdict.located.origin
     place = "" if origin is BY_DEFAULT else f"  [{printable(origin.place)}]"
-    yield Span(f"{word:<10}", _TONES[word]), f"  {printable(str(verdict.rule))}", Span(place, Tone.FAINT)
+    yield Phrase(f"{word:<10}", _TONES[word]), f"  {printable(str(verdict.rule))}", Phrase(place, Tone.FAINT)
     yield from (f"{'':<12}{line}" for line in (statement(verdict), *details(verdict)))
 
 
@@ -76,10 +76,10 @@ def label(verdict: Verdict) -> str:
 
 def statement(verdict: Verdict) -> str:
     """Value, limit and distance in one sentence, with enough digits to see the outcome."""
-    if verdict.value is None or verdict.limit is None or verdict.excess is None:
+    if verdict.value is None or verdict.limit is None or verdict.beyond_limit is None:
         return printable(verdict.reason)
     figure = verdict.rule.figure
-    value, limit = apart([verdict.value, verdict.limit], figure)
+    value, limit = distinct_texts([verdict.value, verdict.limit], figure)
     if verdict.counts is not None:
         value += f" ({verdict.counts[0]:,} of {verdict.counts[1]:,})"
     step = verdict.worst_step.train_step if verdict.rule.scope.steps is not None and verdict.worst_step else None
@@ -115,7 +115,7 @@ def details(verdict: Verdict) -> list[str]:
 
 def _against_baseline(verdict: Verdict, value: Number, baseline: Number) -> str:
     figure = verdict.rule.figure
-    before, after = apart([baseline, value], figure)
+    before, after = distinct_texts([baseline, value], figure)
     if baseline == 0 and value != 0:
         grew = "grew" if value > 0 else "fell"
         return f"the baseline is 0 and it {grew} to {after}: there is no ratio"
@@ -129,19 +129,19 @@ def _worst_lines(verdict: Verdict) -> list[str]:
     step, task = verdict.worst_step, verdict.worst_task
     if step is None:
         return []
-    line = f"worst step {step.train_step}: {_spot(verdict, step)}"
+    line = f"worst step {step.train_step}: {_observed_text(verdict, step)}"
     if task is not None and task.task is not None:
-        line += f"; worst task there {printable(task.task)}: {_spot(verdict, task)}"
+        line += f"; worst task there {printable(task.task)}: {_observed_text(verdict, task)}"
     return [line]
 
 
-def _spot(verdict: Verdict, spot: Spot) -> str:
+def _observed_text(verdict: Verdict, observed: Observation) -> str:
     figure = verdict.rule.figure
     if not verdict.rule.is_relative:
-        return number_text(spot.value, figure)
-    if spot.baseline is None:
-        return f"{number_text(spot.value, figure)} (baseline {NOTHING})"
-    value, baseline = apart([spot.value, spot.baseline], figure)
+        return number_text(observed.value, figure)
+    if observed.baseline is None:
+        return f"{number_text(observed.value, figure)} (baseline {NOTHING})"
+    value, baseline = distinct_texts([observed.value, observed.baseline], figure)
     return f"{value} (baseline {baseline})"
 
 
@@ -161,7 +161,7 @@ def improvement_line(report: GateReport) -> str:
 def _improvement(verdict: Verdict) -> str:
     figure = verdict.rule.figure
     known = [number for number in (verdict.baseline, verdict.value) if number is not None]
-    return f"{figure.name}{printable(str(verdict.rule.scope))} {' → '.join(apart(known, figure))}"
+    return f"{figure.name}{printable(str(verdict.rule.scope))} {' → '.join(distinct_texts(known, figure))}"
 
 
 def summary(report: GateReport) -> str:
@@ -226,23 +226,23 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
         "numerator": plain_number(counts[0]) if counts else None,
         "denominator": plain_number(counts[1]) if counts else None,
         "limit": plain_number(verdict.limit),
-        "beyond_limit": plain_number(verdict.excess),
+        "beyond_limit": plain_number(verdict.beyond_limit),
         "baseline": plain_number(verdict.baseline),
         "improved": verdict.has_improved,
-        "worst_step": _spot_data(verdict.worst_step),
-        "worst_task": _spot_data(verdict.worst_task),
+        "worst_step": _observation_data(verdict.worst_step),
+        "worst_task": _observation_data(verdict.worst_task),
         "judged": verdict.judged,
         "beyond": verdict.failed,
         "message": message(verdict, "; "),
     }
 
 
-def _spot_data(spot: Spot | None) -> dict[str, Any] | None:
-    if spot is None:
+def _observation_data(observed: Observation | None) -> dict[str, Any] | None:
+    if observed is None:
         return None
     return {
-        "train_step": spot.train_step,
-        "task": spot.task,
-        "value": plain_number(spot.value),
-        "baseline": plain_number(spot.baseline),
+        "train_step": observed.train_step,
+        "task": observed.task,
+        "value": plain_number(observed.value),
+        "baseline": plain_number(observed.baseline),
     }

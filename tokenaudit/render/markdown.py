@@ -17,7 +17,7 @@ from tokenaudit.render.blocks import (
     Line,
     Lines,
     Paragraph,
-    Span,
+    Phrase,
     Table,
     Tone,
     shown_in,
@@ -62,7 +62,7 @@ def _list(block: Lines) -> str:
 def _text(line: Line | Cell) -> str:
     if isinstance(line, tuple):
         return "".join(map(_text, line))
-    return line if isinstance(line, str) else line.text if isinstance(line, Span) else ""
+    return line if isinstance(line, str) else line.text if isinstance(line, Phrase) else ""
 
 
 def _table(block: Table) -> str:

@@ -11,17 +11,17 @@ from tokenaudit.contracts.metrics import Metric, Total
 from tokenaudit.render.blocks import (
     Block,
     Charts,
-    Column,
     Fit,
     Form,
     Gap,
     Heading,
     Lines,
     Paragraph,
-    Row,
+    Phrase,
     Series,
-    Span,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     only,
 )
@@ -32,7 +32,7 @@ SHOWN_ROWS = 40
 """Step rows that a terminal shows; longer runs are cut in the middle."""
 
 _DROPPED_SHARE = "dropped share"
-"""Column of dropped tokens in percent of the tokens produced in the same row."""
+"""TableColumn of dropped tokens in percent of the tokens produced in the same row."""
 _STEP_METRICS: tuple[Metric, ...] = (
     m.MODEL_STEP,
     m.PUT_GROUPS,
@@ -201,13 +201,13 @@ def _step_table(result: Result, by_task: bool) -> Table:
     """A row per step, or per step and task; the tail where it holds anything, and the totals."""
     simulated = () if result.simulation is None else _SIMULATED_STEP_METRICS
     metrics = (*_STEP_METRICS, *simulated)
-    columns = [Column("step", is_label=True)]
+    columns = [TableColumn("step", is_label=True)]
     if by_task:
-        columns.append(Column("task", "left", is_label=True))
+        columns.append(TableColumn("task", "left", is_label=True))
     for metric in metrics:
-        columns.append(Column(metric.name))
+        columns.append(TableColumn(metric.name))
         if metric is m.DROPPED_TOKENS:
-            columns.append(Column(_DROPPED_SHARE, form=Form.TERMINAL))
+            columns.append(TableColumn(_DROPPED_SHARE, form=Form.TERMINAL))
     shortfall = [m.SHORTFALL_GROUPS.name] if any(_shortfalls(result)) else []
     labels = [column.name for column in columns if column.is_label]
     priority = dict.fromkeys((*labels, *shortfall, *_STEP_PRIORITY, *(metric.name for metric in simulated)))
@@ -236,7 +236,7 @@ class _StepRows:
     metrics: Sequence[Metric]
     marked: dict[Metric, set[str]]
 
-    def of(self, result: Result) -> Iterator[Row]:
+    def of(self, result: Result) -> Iterator[TableRow]:
         for row in result.steps:
             yield from self._rows(str(row[TRAIN_STEP]), row)
         if not result.selection:
@@ -244,19 +244,21 @@ class _StepRows:
             yield from self._rows("tail", result.tail, form=None if holds_any else Form.DOCUMENT)
         yield from self._rows("whole run" if result.selection else "total", result.totals, is_total=True)
 
-    def _rows(self, label: str, row: RowData, *, is_total: bool = False, form: Form | None = None) -> Iterator[Row]:
+    def _rows(
+        self, label: str, row: RowData, *, is_total: bool = False, form: Form | None = None
+    ) -> Iterator[TableRow]:
         if not self.by_task:
-            yield Row((label, *self._cells(row, row)), is_total=is_total, form=form)
+            yield TableRow((label, *self._cells(row, row)), is_total=is_total, form=form)
             return
         for task, part in row[TASKS].items():
-            yield Row((label, printable(task), *self._cells(part, row)), is_total=is_total, form=form)
+            yield TableRow((label, printable(task), *self._cells(part, row)), is_total=is_total, form=form)
 
-    def _cells(self, part: RowData, row: RowData) -> Iterator[Span | str]:
+    def _cells(self, part: RowData, row: RowData) -> Iterator[Phrase | str]:
         """Texts of a row, or of one of its tasks; what belongs to the step comes from the row."""
         for metric in self.metrics:
             source = row if metric.total is Total.STATE else part
             text = value_text(metric, source[metric.name]) if metric.name in source else ""
-            yield Span(text, Tone.BAD) if text in self.marked.get(metric, ()) else text
+            yield Phrase(text, Tone.BAD) if text in self.marked.get(metric, ()) else text
             if metric is m.DROPPED_TOKENS:
                 yield _dropped_share(part)
 
@@ -293,13 +295,13 @@ def _series(result: Result) -> Iterator[Series]:
 def _task_table(result: Result) -> Table:
     """A row per task: its policy, and what it comes to over the whole run."""
     names = (*_POLICY_KEYS, *(metric.name for metric in _TASK_METRICS), _DROPPED_SHARE)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for task, part in result.totals[TASKS].items():
         policy = {**_section(result.config, "policy"), **_section(result.config, "tasks", task)}
         settings = (str(policy.get(key, NOTHING)) for key in _POLICY_KEYS)
         values = (value_text(metric, part.get(metric.name)) for metric in _TASK_METRICS)
-        rows.append(Row((printable(task), *settings, *values, _dropped_share(part))))
-    return Table([Column("task", "left"), *map(Column, names)], rows, fit=Fit(_TASK_PRIORITY))
+        rows.append(TableRow((printable(task), *settings, *values, _dropped_share(part))))
+    return Table([TableColumn("task", "left"), *map(TableColumn, names)], rows, fit=Fit(_TASK_PRIORITY))
 
 
 def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -317,8 +319,8 @@ def _ledger_table(result: Result) -> Table:
     amounts = {metric.name: total.get(metric.name, 0) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
     heading = "where the tokens went"
     name = f"{heading} (whole run)" if result.selection else heading
-    rows = [Row((name, f"{tokens:,}", share_text(tokens, whole))) for name, tokens in amounts.items() if tokens]
-    return Table([Column(name, "left", document_name=heading), Column("tokens"), Column("share")], rows)
+    rows = [TableRow((name, f"{tokens:,}", share_text(tokens, whole))) for name, tokens in amounts.items() if tokens]
+    return Table([TableColumn(name, "left", document_name=heading), TableColumn("tokens"), TableColumn("share")], rows)
 
 
 def _group_lines(result: Result) -> Iterator[str]:

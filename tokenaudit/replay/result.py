@@ -181,6 +181,10 @@ class Result:
         """Task names in order."""
         return list(self.totals[TASKS])
 
+    def has_same_log(self, other: Result) -> bool:
+        """Whether both stand on the same rows of logs; names don't matter."""
+        return [entry.content_hash for entry in self.inputs] == [entry.content_hash for entry in other.inputs]
+
 
 def build_result(
     ledger: Ledger,
