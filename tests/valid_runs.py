@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.builders import Row, put, refresh, sample, sync, take
-from tokenaudit.config.sections import Config, parse_config
+from tokenaudit.config.model import Config, parse_config
 from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupTaken
 from tokenaudit.lifecycle.members import Group, MadeMembers

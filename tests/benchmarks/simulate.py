@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from tokenaudit.config.loading import Settings
-from tokenaudit.config.sections import Config, parse_config
+from tokenaudit.config.model import Config, parse_config
 from tokenaudit.log.files import Log
 from tokenaudit.log.semantic_masks import no_masks
 from tokenaudit.replay.request import RunRequest

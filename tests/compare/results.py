@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenaudit.config.model import Config
-from tokenaudit.config.sections import parse_config, resolved
+from tokenaudit.config.model import Config, parse_config, resolved
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, ROW_METRICS, Total
 from tokenaudit.replay.result import KIND_REPLAY, TASKS, TRAIN_STEP, Coverage, InputInfo, Result, RowData

@@ -19,7 +19,7 @@ from tokenaudit.compare.event_tape import EventTape, Kind
 from tokenaudit.compare.group_outcomes import compare_fates, fates_of_tape
 from tokenaudit.compare.metric_values import Missing, figures_named
 from tokenaudit.config.loading import load_settings
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts.errors import ConfigError, TokenauditError, UsageError
 from tokenaudit.contracts.metrics import (
     DISCARDED_FRESH_TOKENS,

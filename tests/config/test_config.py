@@ -7,9 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tokenaudit.config.faults import dotted, quoted, shown
-from tokenaudit.config.model import Config, Mode, Policy, ReplayPolicy, Task, TaskPolicy
-from tokenaudit.config.sections import dotted_items, parse_config, require_timeline, resolved, task_order, task_sizes
+from tokenaudit.config.model import (
+    Config,
+    Mode,
+    Policy,
+    ReplayPolicy,
+    Task,
+    TaskPolicy,
+    dotted_items,
+    parse_config,
+    require_timeline,
+    resolved,
+    task_order,
+    task_sizes,
+)
+from tokenaudit.config.toml import dotted, quoted, shown
 from tokenaudit.config.warnings import ConfigWarning, config_warnings
 from tokenaudit.contracts.errors import ConfigError, Problem
 from tokenaudit.lifecycle.staleness import ExpiryPolicy

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from tokenaudit.config.loading import FoundBy, check_overridden_tasks, load_settings
-from tokenaudit.config.model import Config, ReplayPolicy
-from tokenaudit.config.sections import dotted_items, parse_config, resolved
+from tokenaudit.config.model import Config, ReplayPolicy, dotted_items, parse_config, resolved
 from tokenaudit.contracts.errors import ConfigError, Problem
 
 METADATA = "log metadata tokenaudit.config"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import make_digest, put, refresh, sample, take, write_log
 from tests.conftest import SAMPLE
-from tokenaudit.config.sections import Config, parse_config
+from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts.errors import UsageError
 from tokenaudit.explain.group import Biography, MemberFate, Moment, MomentKind, biography
 from tokenaudit.explain.step import step_story

@@ -104,7 +104,7 @@ def test_the_two_commands_stand_in_the_readme_and_ci_runs_the_second():
 
 
 def test_configs_and_rules_are_valid():
-    from tokenaudit.config.sections import parse_config
+    from tokenaudit.config.model import parse_config
     from tokenaudit.gate.grammar import parse_rule
 
     found = [(path.name, text) for path in DOCUMENTS for text in blocks(path, "toml")]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.builders import Row, make_digest, numbered, put, refresh, sample, small_batches, sync, take, write_log
 from tests.conftest import examples
 from tests.strategies import configs, logs
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.digest import Digest

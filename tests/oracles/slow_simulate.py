@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tokenaudit.config.sections import Config, task_order, task_sizes
+from tokenaudit.config.model import Config, task_order, task_sizes
 from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupSampled
 from tokenaudit.lifecycle.members import Group, MadeMembers

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.record.xtuner_fake import FakeReplayBuffer, FakeState, FakeStatus
 from tokenaudit import Recorder, replay_log
 from tokenaudit.config.loading import load_settings
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.record.xtuner import attach_xtuner
 
 CASES = [

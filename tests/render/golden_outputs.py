@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.compare.results import made_result
 from tokenaudit.compare.compare import Comparison, Side, compare
-from tokenaudit.config.faults import quoted
+from tokenaudit.config.toml import quoted
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule, Origin

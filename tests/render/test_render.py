@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.builders import make_digest, put, refresh, take, write_log
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.render.blocks import Table, TableColumn, TableRow
 from tokenaudit.render.console import Terminal, console_text

@@ -9,8 +9,7 @@ import pytest
 
 from tests.builders import Row, make_digest, read_json, read_rows
 from tests.oracles.slow_replay import slow_replay
-from tokenaudit.config.model import Config
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import open_log

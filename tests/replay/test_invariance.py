@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import Row, make_digest, put, read_rows, refresh, small_batches, take, write_log
 from tests.conftest import examples
 from tests.strategies import configs, logs, spellings
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import open_log

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import make_digest, put, refresh, sample, sync, take
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import LedgerError, UsageError
 from tokenaudit.lifecycle.events import GroupPut

@@ -12,7 +12,7 @@ from tests.builders import Row, make_digest, put, read_rows
 from tests.conftest import examples
 from tests.oracles.slow_replay import slow_replay
 from tests.strategies import configs, logs, spellings
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import open_log

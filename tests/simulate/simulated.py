@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from tokenaudit.config.loading import Settings
-from tokenaudit.config.sections import Config, parse_config, task_order
+from tokenaudit.config.model import Config, parse_config, task_order
 from tokenaudit.contracts.metrics import ROW_METRICS
 from tokenaudit.log.columns import Lists
 from tokenaudit.log.files import Log

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.simulate.simulated import config, prompts, ran, response, result_of, workload
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import ConfigError
 from tokenaudit.lifecycle.types import Response, Status

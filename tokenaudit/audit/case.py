@@ -15,7 +15,7 @@ from tokenaudit.audit.replayed_run import ReplayedRun
 from tokenaudit.audit.rule import Fact
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import RecordedTake, TrainedMasks, has_recorded_takes
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit.audit.table import LogTable
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh
 from tokenaudit.lifecycle.types import Status

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit.audit.puts import PutRuns
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupTaken
 from tokenaudit.lifecycle.types import Status

@@ -17,8 +17,9 @@ from tokenaudit.audit.rule import AuditRule, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, trained_masks
-from tokenaudit.config.loading import DEFAULT, OVERRIDE, Settings, check_overridden_tasks
-from tokenaudit.config.sections import Config
+from tokenaudit.config.loading import DEFAULT, Settings, check_overridden_tasks
+from tokenaudit.config.model import Config
+from tokenaudit.config.overrides import OVERRIDE
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
 from tokenaudit.log.digest import Digest

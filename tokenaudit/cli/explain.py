@@ -21,7 +21,7 @@ from tokenaudit.cli.options import (
 from tokenaudit.contracts.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from tokenaudit.config.sections import Config
+    from tokenaudit.config.model import Config
     from tokenaudit.log.digest import Digest
 
 

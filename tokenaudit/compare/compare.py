@@ -22,8 +22,7 @@ from tokenaudit.compare.metric_values import (
     row_value,
     total_value,
 )
-from tokenaudit.config.model import Config
-from tokenaudit.config.sections import dotted_items, parse_config
+from tokenaudit.config.model import Config, dotted_items, parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import Better
 from tokenaudit.replay.result import Result, RowData

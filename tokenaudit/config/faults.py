@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
@@ -13,11 +12,11 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ValidationError
 
 from tokenaudit.config.model import Allowed, Buffer, Config, Gate, Mode, Policy, Section, Task, Timeline
+from tokenaudit.config.toml import dotted, shown
 from tokenaudit.contracts.errors import Problem, nearest_hint
 from tokenaudit.lifecycle.pool import ReplayPolicy
 
 _MOST_PROBLEMS = 20
-_MOST_CHARACTERS = 60
 
 
 def config_problems(error: ValidationError, data: Mapping[str, Any], source: str) -> list[Problem]:
@@ -38,36 +37,6 @@ def config_problems(error: ValidationError, data: Mapping[str, Any], source: str
     if len(unknown) > _MOST_PROBLEMS:
         problems.append(Problem(f"{len(unknown) - _MOST_PROBLEMS} more faults", source))
     return problems
-
-
-def dotted(path: Sequence[str]) -> str:
-    """A path as a dotted TOML key; parts that need quotes get them."""
-    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else quoted(part) for part in path)
-
-
-def quoted(text: str) -> str:
-    """A text as a one-line TOML string."""
-    escaped = json.dumps(text, ensure_ascii=False)
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped)
-
-
-def shown(value: object) -> str:
-    """A value as TOML spells it, in at most one line."""
-    match value:
-        case Mapping():
-            return "a section"
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return quoted(value if len(value) <= _MOST_CHARACTERS else value[:_MOST_CHARACTERS] + "...")
-        case int() if value.bit_length() > 128:
-            return "a number of more than 38 digits"
-        case list():
-            parts = ["[...]" if isinstance(part, list) else shown(part) for part in value[:4]]
-            return f"[{', '.join(parts + ['...'] * (len(value) > 4))}]"
-    return str(value)
 
 
 _SECTIONS: dict[str, type[Section]] = {

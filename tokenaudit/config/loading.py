@@ -9,11 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.config.faults import dotted, shown
-from tokenaudit.config.model import Config
+from tokenaudit.config.model import Config, dotted_items, leaves, parse_config
 from tokenaudit.config.overrides import OVERRIDE, override_data, override_source
-from tokenaudit.config.sections import dotted_items, leaves, parse_config
-from tokenaudit.config.toml_files import display, is_there, parse_toml, read_start, read_toml
+from tokenaudit.config.toml import dotted, parse_toml, read_start, read_toml, shown
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
 
 FILE_NAME = "tokenaudit.toml"
@@ -245,6 +243,20 @@ def _metadata_layer(log_config: str | Mapping[str, Any]) -> _Layer:
     return _Layer(LOG_METADATA, source, dict(data))
 
 
+def _display(path: Path, working_dir: Path) -> str:
+    """A found file as the user would name it."""
+    absolute, folder = path.absolute(), working_dir.absolute()
+    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the name is taken; what isn't a readable file is reported when it is read, not passed over."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return False
+
+
 def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path, isolated: bool) -> _File | None:
     """The config file to use, read; None if there is none."""
     if config_path is not None:
@@ -255,13 +267,13 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
     if log_dir is not None:
         places = {FoundBy.BESIDE_LOG: working_dir / log_dir / FILE_NAME} | places
     for found_by, path in places.items():
-        if is_there(path):
-            source = display(path, working_dir)
+        if _is_there(path):
+            source = _display(path, working_dir)
             return _File(path, found_by, _Layer(path.name, source, read_toml(path, source)))
     folder = working_dir.absolute()
     for path in (parent / _PYPROJECT for parent in (folder, *folder.parents)):
-        if is_there(path):
-            table = _find_table(path, display(path, working_dir))
+        if _is_there(path):
+            table = _find_table(path, _display(path, working_dir))
             if table is not None:
                 return _File(path, FoundBy.PYPROJECT, table)
     return None

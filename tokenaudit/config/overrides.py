@@ -9,8 +9,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
-from tokenaudit.config.faults import dotted, quoted, shown
-from tokenaudit.config.toml_files import MOST_DOTS
+from tokenaudit.config.toml import MOST_DOTS, dotted, quoted, shown
 from tokenaudit.contracts.errors import ConfigError, Problem
 from tokenaudit.contracts.errors import shown as short
 

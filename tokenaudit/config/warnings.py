@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenaudit.config.faults import dotted
 from tokenaudit.config.model import Config, Policy, TaskPolicy
+from tokenaudit.config.toml import dotted
 from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import (

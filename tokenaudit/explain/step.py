@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.lifecycle.events import GroupExpired, GroupPut, GroupTaken
 from tokenaudit.lifecycle.staleness import staleness

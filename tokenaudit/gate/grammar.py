@@ -12,7 +12,7 @@ import tomllib
 from decimal import Decimal
 
 from tokenaudit.compare.metric_values import Figure, figure_named, has_steps, has_totals
-from tokenaudit.config.faults import shown
+from tokenaudit.config.toml import shown
 from tokenaudit.contracts.errors import Problem, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import METRICS, RATES, Metric, Rate, Total
 from tokenaudit.gate.rule import (

@@ -9,7 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.compare.metric_values import Figure, Number
-from tokenaudit.config.faults import quoted
+from tokenaudit.config.toml import quoted
 
 WARN_PREFIX = "warn:"
 """Begins a rule that only warns."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenaudit.config.faults import quoted
-from tokenaudit.config.loading import DEFAULT, LOG_METADATA, OVERRIDE, Settings, load_settings
-from tokenaudit.config.sections import parse_config
+from tokenaudit.config.loading import DEFAULT, LOG_METADATA, Settings, load_settings
+from tokenaudit.config.model import parse_config
+from tokenaudit.config.overrides import OVERRIDE
+from tokenaudit.config.toml import quoted
 from tokenaudit.contracts.errors import ConfigError, Problem, RuleError
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.report import LocatedRule, Origin

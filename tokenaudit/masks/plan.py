@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.lifecycle.events import GroupExpired, GroupTaken, MembersExpired, Where
 from tokenaudit.lifecycle.staleness import oldest_fresh_version

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from tokenaudit.config.loading import Settings
-from tokenaudit.config.sections import resolved
+from tokenaudit.config.model import resolved
 from tokenaudit.contracts.files import replacing
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tokenaudit.config.loading import load_settings
-from tokenaudit.config.sections import resolved
+from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
 from tokenaudit.log.writer import Row, log_metadata, log_table

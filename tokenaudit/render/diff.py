@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, SettingChange, Side
 from tokenaudit.compare.metric_values import Missing
-from tokenaudit.config.faults import shown
+from tokenaudit.config.toml import shown
 from tokenaudit.render.blocks import (
     Block,
     Form,

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tokenaudit.config.faults import dotted
-from tokenaudit.config.loading import OVERRIDE
 from tokenaudit.config.model import Config
+from tokenaudit.config.overrides import OVERRIDE
+from tokenaudit.config.toml import dotted
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenaudit.config.model import Config, Mode
-from tokenaudit.config.sections import task_order, task_sizes
+from tokenaudit.config.model import Config, Mode, task_order, task_sizes
 from tokenaudit.contracts.errors import ConfigError, Problem, UsageError
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer

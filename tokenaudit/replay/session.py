@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from tokenaudit.config.loading import LOG_METADATA, OVERRIDE, Settings, check_overridden_tasks, load_settings
-from tokenaudit.config.sections import resolved
+from tokenaudit.config.loading import LOG_METADATA, Settings, check_overridden_tasks, load_settings
+from tokenaudit.config.model import resolved
+from tokenaudit.config.overrides import OVERRIDE
 from tokenaudit.contracts.errors import LogError, Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.cache import DigestCache

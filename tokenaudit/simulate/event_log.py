@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.config.sections import Config, resolved
+from tokenaudit.config.model import Config, resolved
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import META_CONFIG, META_SCHEMA_VERSION, META_SOURCE, SCHEMA_VERSION, EventKind
 from tokenaudit.lifecycle.types import Response, Status

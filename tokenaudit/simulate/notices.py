@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenaudit.config.loading import Settings
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.files import Log

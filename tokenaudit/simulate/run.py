@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.simulate.colocated import run_colocated
 from tokenaudit.simulate.disaggregated import run_disaggregated
 from tokenaudit.simulate.entries import CannotGoOnError, SimulationEvent

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Unpack
 
 from tokenaudit.config.loading import Settings, check_overridden_tasks
-from tokenaudit.config.sections import Config, resolved, task_order
+from tokenaudit.config.model import Config, resolved, task_order
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.log.files import Log, is_workload, open_log, open_workload
 from tokenaudit.replay.events import RunEvent, StepClosed

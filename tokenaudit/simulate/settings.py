@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tokenaudit.config.model import Mode
-from tokenaudit.config.sections import Config, dotted, require_timeline, task_order, task_sizes
+from tokenaudit.config.model import Config, Mode, dotted, require_timeline, task_order, task_sizes
 from tokenaudit.contracts.errors import ConfigError, Problem
 from tokenaudit.simulate.scheduling import MAX_GROUPS_PER_STEP
 from tokenaudit.simulate.workload import TaskWorkload, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tokenaudit.config.sections import Config
+from tokenaudit.config.model import Config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import Metric
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer

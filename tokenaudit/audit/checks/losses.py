@@ -10,7 +10,7 @@ from tokenaudit.audit.case import Case, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Key, ReplayedRun
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.config.sections import task_sizes
+from tokenaudit.config.model import task_sizes
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import Fate

@@ -1,9 +1,11 @@
-"""Read a TOML file, hostile or not, and say what is wrong with one line, with its place."""
+"""TOML: how keys and values are spelled, and how a file, hostile or not, is read, with the place of what is wrong."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,37 @@ from tokenaudit.contracts.files import read_bounded
 MOST_DOTS = 64
 """Dots in a key above which it is refused."""
 _MOST_BYTES = 2**20
+_MOST_CHARACTERS = 60
 
 
-def display(path: Path, working_dir: Path) -> str:
-    """A found file as the user would name it."""
-    absolute, folder = path.absolute(), working_dir.absolute()
-    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
+def dotted(path: Sequence[str]) -> str:
+    """A path as a dotted TOML key; parts that need quotes get them."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else quoted(part) for part in path)
 
 
-def is_there(path: Path) -> bool:
-    """Whether the name is taken; what isn't a readable file is told when it is read, not passed over."""
-    try:
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return False
+def quoted(text: str) -> str:
+    """A text as a one-line TOML string."""
+    escaped = json.dumps(text, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped)
+
+
+def shown(value: object) -> str:
+    """A value as TOML spells it, in at most one line."""
+    match value:
+        case Mapping():
+            return "a section"
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return quoted(value if len(value) <= _MOST_CHARACTERS else value[:_MOST_CHARACTERS] + "...")
+        case int() if value.bit_length() > 128:
+            return "a number of more than 38 digits"
+        case list():
+            parts = ["[...]" if isinstance(part, list) else shown(part) for part in value[:4]]
+            return f"[{', '.join(parts + ['...'] * (len(value) > 4))}]"
+    return str(value)
 
 
 def read_start(path: Path) -> bytes:
