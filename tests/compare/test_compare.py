@@ -15,8 +15,8 @@ from tests.compare.results import made_result, totals_of
 from tests.conftest import examples
 from tests.strategies import configs, logs
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, Side, compare
-from tokenaudit.compare.event_tape import EventTape, Kind
-from tokenaudit.compare.group_outcomes import compare_fates, fates_of_tape
+from tokenaudit.compare.group_events import GroupEvents, Kind
+from tokenaudit.compare.group_outcomes import compare_outcomes, outcomes_of_run
 from tokenaudit.compare.metric_values import Missing, figures_named
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import parse_config
@@ -47,7 +47,7 @@ def sides(tmp_path: Path, rows: list[Row], a: dict[str, Any], b: dict[str, Any])
     digest = digest_for(log, both, request)
     made: list[Side] = []
     for label, one in zip("ab", both, strict=True):
-        tape = EventTape()
+        tape = GroupEvents()
         result = replay_loaded(LoadedLog(log, digest, one, request), tape.add)
         made.append(Side(label, result, {}, tape))
     return made[0], made[1]
@@ -176,11 +176,11 @@ def test_a_difference_behind_the_last_step_is_the_first_difference(tmp_path: Pat
 @given(logs(), configs(), configs())
 def test_groups_add_up_to_the_totals_and_a_run_equals_itself(log: list[Row], a: Row, b: Row):
     digest = make_digest(log)
-    tapes: list[EventTape] = []
+    tapes: list[GroupEvents] = []
     totals: list[dict[str, int]] = []
     for config in (a, b):
         parsed = parse_config(config, "random")
-        tape = EventTape()
+        tape = GroupEvents()
         try:
             events = list(replay(digest, parsed))
         except TokenauditError:
@@ -196,17 +196,17 @@ def test_groups_add_up_to_the_totals_and_a_run_equals_itself(log: list[Row], a: 
         )
         tapes.append(tape)
     for tape, total in zip(tapes, totals, strict=True):
-        fates = fates_of_tape(tape)
+        fates = outcomes_of_run(tape)
         assert list(total.values()) == [int(fates[name].sum()) for name in ("trained", "masked", "reset", "fresh_lost")]
-        same = compare_fates(fates, fates, from_ids=False, with_ids=True)
+        same = compare_outcomes(fates, fates, from_ids=False, with_ids=True)
         assert (same.changed, same.changes) == (0, ())
-    both = compare_fates(*map(fates_of_tape, tapes), from_ids=False, with_ids=True)
+    both = compare_outcomes(*map(outcomes_of_run, tapes), from_ids=False, with_ids=True)
     assert all(sum(map(len, change.ids.values())) == change.groups for change in both.changes)
     assert max((change.groups for change in both.changes), default=0) <= both.changed <= both.compared
 
 
 def test_a_tape_is_small():
-    tape = EventTape()
+    tape = GroupEvents()
     rows = numbered([put(group_id=number) for number in range(1000)] + [take(batch_size=1000)])
     for event in replay(make_digest(rows), parse_config({"policy": {"max_staleness": 9}}, "test")):
         tape.add(event)

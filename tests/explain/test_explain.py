@@ -10,9 +10,9 @@ from tests.builders import make_digest, put, refresh, sample, take, write_log
 from tests.conftest import SAMPLE
 from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts.errors import UsageError
-from tokenaudit.explain.group import Biography, MemberFate, Moment, MomentKind, biography
-from tokenaudit.explain.step import step_story
-from tokenaudit.render.explain import render_biography, render_step
+from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, MemberOutcome, group_history
+from tokenaudit.explain.step import step_report
+from tokenaudit.render.explain import render_history, render_step
 
 EXPECTED = Path(__file__).parent.parent / "outputs" / "explained"
 
@@ -22,17 +22,17 @@ def config(trigger: int = 0, **policy: object) -> Config:
     return parse_config({"policy": values, "timeline": {"train_batch_size": 1}}, "test")
 
 
-def life(rows: list[dict], trigger: int = 0, group_id: int = 1, **policy: object) -> Biography:
-    return biography(make_digest(rows), config(trigger, **policy), "default", group_id)
+def history_of(rows: list[dict], trigger: int = 0, group_id: int = 1, **policy: object) -> GroupHistory:
+    return group_history(make_digest(rows), config(trigger, **policy), "default", group_id)
 
 
-def kinds(told: Biography) -> list[tuple[int | None, MomentKind]]:
-    return [(moment.train_step, moment.kind) for moment in told.moments]
+def kinds(history: GroupHistory) -> list[tuple[int | None, EntryKind]]:
+    return [(entry.train_step, entry.kind) for entry in history.entries]
 
 
-def only(told: Biography, kind: MomentKind) -> Moment:
-    (moment,) = (moment for moment in told.moments if moment.kind is kind)
-    return moment
+def only(history: GroupHistory, kind: EntryKind) -> HistoryEntry:
+    (entry,) = (entry for entry in history.entries if entry.kind is kind)
+    return entry
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPECTED.glob("*.txt")))
@@ -44,84 +44,86 @@ def test_the_sample_is_told_as_before(name: str, run_cli):
 
 
 def test_a_group_that_waits_ages_and_expires_on_its_last_day():
-    told = life([put(1, 1), refresh(2, 2), refresh(3, 3), take(4, 3, 0), refresh(5, 4), sample(6, 1, "expired")])
-    assert kinds(told) == [
-        (1, MomentKind.PUT),
-        (2, MomentKind.WAITED),
-        (3, MomentKind.WAITED),
-        (4, MomentKind.EXPIRED),
-        (None, MomentKind.SAMPLED),
+    history = history_of(
+        [put(1, 1), refresh(2, 2), refresh(3, 3), take(4, 3, 0), refresh(5, 4), sample(6, 1, "expired")]
+    )
+    assert kinds(history) == [
+        (1, EntryKind.PUT),
+        (2, EntryKind.WAITED),
+        (3, EntryKind.WAITED),
+        (4, EntryKind.EXPIRED),
+        (None, EntryKind.SAMPLED),
     ]
-    assert [moment.expires_at for moment in told.moments[:3]] == [4, 4, 4]
-    expired = told.moments[3]
+    assert [entry.expires_at for entry in history.entries[:3]] == [4, 4, 4]
+    expired = history.entries[3]
     assert (expired.fixed_at, expired.last_chance) == (1, 3)
-    assert [(member.age, member.fate, member.tokens) for member in expired.members] == [(3, MemberFate.RESET, 4)]
-    assert told.ending == "in generation"
+    assert [(member.age, member.outcome, member.tokens) for member in expired.members] == [(3, MemberOutcome.RESET, 4)]
+    assert history.ending == "in generation"
 
 
 @pytest.mark.parametrize(
-    ("trigger", "fates", "ending"),
+    ("trigger", "outcomes", "ending"),
     [
-        (0, [MemberFate.RESET, MemberFate.KEPT], "held as expired with 3 tokens"),
-        (-1, [MemberFate.STALE_LOST, MemberFate.FRESH_LOST], "discarded as expired"),
+        (0, [MemberOutcome.RESET, MemberOutcome.KEPT], "held as expired with 3 tokens"),
+        (-1, [MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST], "discarded as expired"),
     ],
 )
-def test_mates_are_kept_or_lost(trigger: int, fates: list[MemberFate], ending: str):
+def test_members_are_kept_or_lost(trigger: int, outcomes: list[MemberOutcome], ending: str):
     rows = [put(1, 1, 10, tokens=5), put(1, 1, 11, tokens=3, response_model_steps=[1] * 3), refresh(2, 4)]
-    told = life(rows, trigger)
-    assert [member.fate for member in only(told, MomentKind.EXPIRED).members] == fates
-    assert told.ending == ending
+    history = history_of(rows, trigger)
+    assert [member.outcome for member in only(history, EntryKind.EXPIRED).members] == outcomes
+    assert history.ending == ending
 
 
 def test_further_members_expire_while_the_group_waits():
     rows = [put(1, 1, 10), put(1, 1, 11, response_model_steps=[1] * 4), refresh(2, 4), refresh(3, 5)]
-    told = life(rows)
-    assert kinds(told)[1:] == [(4, MomentKind.EXPIRED), (5, MomentKind.MORE_EXPIRED)]
-    assert [member.rollout_id for member in told.moments[2].members] == [11]
+    history = history_of(rows)
+    assert kinds(history)[1:] == [(4, EntryKind.EXPIRED), (5, EntryKind.MORE_EXPIRED)]
+    assert [member.rollout_id for member in history.entries[2].members] == [11]
 
 
 def test_puts_and_samples_that_this_config_does_not_follow_are_told():
-    told = life([put(1, 1), sample(2, 1, "expired"), put(3, 1, tokens=6), take(4, 1), put(5, 1), sample(6, 1)])
-    assert kinds(told) == [
-        (1, MomentKind.PUT),
-        (None, MomentKind.NOT_SAMPLED),
-        (1, MomentKind.SKIPPED),
-        (1, MomentKind.TAKEN),
-        (1, MomentKind.SKIPPED),
-        (None, MomentKind.NOT_SAMPLED),
+    history = history_of([put(1, 1), sample(2, 1, "expired"), put(3, 1, tokens=6), take(4, 1), put(5, 1), sample(6, 1)])
+    assert kinds(history) == [
+        (1, EntryKind.PUT),
+        (None, EntryKind.NOT_SAMPLED),
+        (1, EntryKind.SKIPPED),
+        (1, EntryKind.TAKEN),
+        (1, EntryKind.SKIPPED),
+        (None, EntryKind.NOT_SAMPLED),
     ]
-    details = [moment.detail for moment in told.moments]
+    details = [entry.detail for entry in history.entries]
     assert details[1] == "it waits as completed"
     assert details[2] == "it waits as completed; 6 tokens avoided"
     assert details[4] == "it was taken before; 4 tokens avoided"
     assert details[5] == "it is not held"
-    assert told.ending == "taken at step 1"
+    assert history.ending == "taken at step 1"
 
 
 def test_a_rejected_group_and_tokens_not_continued_are_told():
-    told = life([put(1, 1, status="aborted"), sample(2, 1), put(3, 1, status="failed")])
-    assert kinds(told)[-1] == (1, MomentKind.REJECTED)
-    assert only(told, MomentKind.REJECTED).detail == "as failed"
-    assert [moment.restarted_tokens for moment in told.moments if moment.kind is MomentKind.PUT] == [0, 4]
-    assert "4 held tokens not continued" in render_biography(told)
-    assert told.ending == "discarded as failed"
+    history = history_of([put(1, 1, status="aborted"), sample(2, 1), put(3, 1, status="failed")])
+    assert kinds(history)[-1] == (1, EntryKind.REJECTED)
+    assert only(history, EntryKind.REJECTED).detail == "as failed"
+    assert [entry.restarted_tokens for entry in history.entries if entry.kind is EntryKind.PUT] == [0, 4]
+    assert "4 held tokens not continued" in render_history(history)
+    assert history.ending == "discarded as failed"
 
 
 def test_the_mask_at_the_take_is_drawn_run_by_run():
     versions, mask = [0] * 10 + [1] * 10, [1] * 15 + [0] * 5
     row = put(1, 1, tokens=20, train_step=2, response_model_steps=versions, response_mask=mask)
-    told = life([row, take(2, 2)], max_token_staleness=0)
-    text = render_biography(told)
+    history = history_of([row, take(2, 2)], max_token_staleness=0)
+    text = render_history(history)
     assert "▒" * 20 + "█" * 10 + "·" * 10 in text
-    assert "s" * 20 + "#" * 10 + "." * 10 in render_biography(told, unicode=False)
-    assert only(told, MomentKind.TAKEN).members[0].fate is MemberFate.TRAINED
+    assert "s" * 20 + "#" * 10 + "." * 10 in render_history(history, unicode=False)
+    assert only(history, EntryKind.TAKEN).members[0].outcome is MemberOutcome.TRAINED
 
 
 def test_a_simulated_timeline_is_told_too():
-    told = life([put(1, 1, status="aborted"), put(2, 2, train_step=4, model_step=3)])
-    assert (1, MomentKind.WAITED) not in kinds(told)
-    assert kinds(told) == [
-        (1, MomentKind.PUT), (2, MomentKind.WAITED), (3, MomentKind.WAITED), (4, MomentKind.EXPIRED)
+    history = history_of([put(1, 1, status="aborted"), put(2, 2, train_step=4, model_step=3)])
+    assert (1, EntryKind.WAITED) not in kinds(history)
+    assert kinds(history) == [
+        (1, EntryKind.PUT), (2, EntryKind.WAITED), (3, EntryKind.WAITED), (4, EntryKind.EXPIRED)
     ]  # fmt: skip
 
 
@@ -131,17 +133,17 @@ def test_a_step_tells_who_was_taken_expired_and_waits():
         put(6, 4, train_step=5, model_step=3), put(7, 5, train_step=5, model_step=4), take(8, 5, 1),
     ]  # fmt: skip
     digest = make_digest(rows)
-    story = step_story(digest, config(), 4)
-    assert [event.group_id for event in story.expired] == [1, 2]
-    assert (story.taken, story.asked, story.puts) == ((), {"default": 2}, {"default": 3})
-    assert [(group.group_id, group.status, group.expires_at) for group in story.waiting] == [
+    report = step_report(digest, config(), 4)
+    assert [event.group_id for event in report.expired] == [1, 2]
+    assert (report.taken, report.asked, report.puts) == ((), {"default": 2}, {"default": 3})
+    assert [(group.group_id, group.status, group.expires_at) for group in report.waiting] == [
         (3, "aborted", 5), (1, "expired", None), (2, "expired", None)
     ]  # fmt: skip
-    second = step_story(digest, config(), 5)
+    second = step_report(digest, config(), 5)
     assert [(group.group_id, group.age, group.trained) for group in second.taken] == [(4, 1, 4)]
     assert "group 4: staleness 1, 4 tokens, 4 trained, 0 masked as stale" in render_step(second)
     with pytest.raises(UsageError, match="no step 9"):
-        step_story(digest, config(), 9)
+        step_report(digest, config(), 9)
 
 
 @pytest.mark.parametrize(

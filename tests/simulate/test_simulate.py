@@ -13,13 +13,11 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import ConfigError
 from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.simulate import scheduling
-from tokenaudit.simulate.engine import Engine
+from tokenaudit.simulate.engine import Engine, Meter
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason
-from tokenaudit.simulate.flight import Flight, Members
-from tokenaudit.simulate.meter import Meter
-from tokenaudit.simulate.polling import next_poll
-from tokenaudit.simulate.producer import Producer
-from tokenaudit.simulate.prompts import Prompts
+from tokenaudit.simulate.flight import Flight, Generation
+from tokenaudit.simulate.producer import Producer, next_poll
+from tokenaudit.simulate.prompts import PromptPasses
 from tokenaudit.simulate.settings import DisaggregatedTimes
 from tokenaudit.simulate.trainer import Trainer
 from tokenaudit.simulate.world import ProducerStatus, World
@@ -212,10 +210,10 @@ def test_agentic_and_reward_exist_from_completion_on():
 def test_segments_of_a_rollout_stay_rows_of_their_own():
     rows = [response(0, 4, tokens=6), response(0, 4, tokens=2), response(1, 5)]
     given = workload(rows)
-    members = Members(given.tasks["default"], partial_rollout=False)
-    flight = members.flight(0, Prompts("default", given.tasks["default"]).take(), ())
+    generation = Generation(given.tasks["default"], partial_rollout=False)
+    flight = generation.flight(0, PromptPasses("default", given.tasks["default"]).take(), ())
     flight.start = [0, 0]
-    landing = members.land(flight, 0, 6)
+    landing = generation.land(flight, 0, 6)
     assert [(r.rollout_id, r.segment, r.tokens) for r in landing.responses] == [(4, 0, 6), (4, 1, 2)]
 
 
@@ -226,10 +224,10 @@ def test_a_landing_counts_what_its_members_did_not_continue_from():
         Response(1, Status.ABORTED, ((0, 7, 7),)),
     )
     for partial, restarted in ((True, 4), (False, 11)):
-        members = Members(given.tasks["default"], partial_rollout=partial)
-        flight = members.flight(0, Prompts("default", given.tasks["default"]).take(), held)
+        generation = Generation(given.tasks["default"], partial_rollout=partial)
+        flight = generation.flight(0, PromptPasses("default", given.tasks["default"]).take(), held)
         flight.start = [0, 0]
-        assert members.land(flight, 1, 10).restarted_tokens == restarted
+        assert generation.land(flight, 1, 10).restarted_tokens == restarted
 
 
 # ---- one instant
@@ -250,8 +248,8 @@ def test_ends_of_one_instant_come_in_order_of_spawning_however_they_were_pushed(
     spawned: list[Flight] = []
     for time, group_id in ends:
         given = workload([response(group_id, group_id, tokens=time)])
-        members = Members(given.tasks["default"], partial_rollout=False)
-        flight = members.flight(0, Prompts("default", given.tasks["default"]).take(), ())
+        generation = Generation(given.tasks["default"], partial_rollout=False)
+        flight = generation.flight(0, PromptPasses("default", given.tasks["default"]).take(), ())
         engine.spawn(flight, 0)
         spawned.append(flight)
     popped = []

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tokenaudit.cli.inputs import check_kind, flags_for_logs
 from tokenaudit.compare.compare import Side
-from tokenaudit.compare.event_tape import EventTape
+from tokenaudit.compare.group_events import GroupEvents
 from tokenaudit.config.loading import Settings
 from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError
 from tokenaudit.contracts.files import read_bounded
@@ -21,7 +21,7 @@ from tokenaudit.simulate.session import load_workload, simulate_loaded
 
 Loaded = TypeVar("Loaded")
 
-RunMaker = Callable[[Settings, EventTape], Result]
+RunMaker = Callable[[Settings, GroupEvents], Result]
 """Makes a run under a config and adds every event of it to the tape."""
 
 
@@ -100,13 +100,13 @@ def _made_sides(requests: tuple[RunRequest, RunRequest], is_saved: tuple[bool, b
     loaded = _each(*(lambda pair=pair: load(*pair) for pair in zip(requests, is_saved, strict=True)))
     if workload is not None:
 
-        def make(settings: Settings, tape: EventTape) -> Result:
+        def make(settings: Settings, tape: GroupEvents) -> Result:
             return simulate_loaded(workload, settings, common, observe=tape.add)
 
     else:
         digest = digest_for(log, [one for one in loaded if isinstance(one, Settings)], common)
 
-        def make(settings: Settings, tape: EventTape) -> Result:
+        def make(settings: Settings, tape: GroupEvents) -> Result:
             return replay_loaded(LoadedLog(log, digest, settings, common), tape.add)
 
     a, b = (_side(one, request, make) for one, request in zip(loaded, requests, strict=True))
@@ -117,7 +117,7 @@ def _side(loaded: Settings | Result, request: RunRequest, make: RunMaker) -> Sid
     path = request.config if isinstance(request.config, Path) else None
     if isinstance(loaded, Result):
         return Side(path.name if path else loaded.kind, loaded)
-    tape = EventTape()
+    tape = GroupEvents()
     result = make(loaded, tape)
     name = path.name if path else loaded.file.name if loaded.file else loaded.source
     return Side(" ".join((name, *(f"-s {text}" for text in request.overrides))), result, loaded.origins, tape)

@@ -68,15 +68,15 @@ def explain(
 
 
 def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
-    from tokenaudit.explain.group import biography
-    from tokenaudit.explain.step import step_story
-    from tokenaudit.render.explain import render_biography, render_step
+    from tokenaudit.explain.group import group_history
+    from tokenaudit.explain.step import step_report
+    from tokenaudit.render.explain import render_history, render_step
 
     if group is not None:
         task, group_id = _group_key(group, digest.tasks)
-        return render_biography(biography(digest, config, task, group_id), unicode=streams.is_unicode())
+        return render_history(group_history(digest, config, task, group_id), unicode=streams.is_unicode())
     assert step is not None
-    return render_step(step_story(digest, config, step))
+    return render_step(step_report(digest, config, step))
 
 
 def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:

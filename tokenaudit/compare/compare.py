@@ -8,8 +8,8 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.compare.divergence import Divergence, explain
-from tokenaudit.compare.event_tape import EventTape
-from tokenaudit.compare.group_outcomes import GroupChanges, compare_fates, fates_of_ids, fates_of_tape
+from tokenaudit.compare.group_events import GroupEvents
+from tokenaudit.compare.group_outcomes import GroupChanges, compare_outcomes, outcomes_of_ids, outcomes_of_run
 from tokenaudit.compare.metric_values import (
     FIGURES,
     Figure,
@@ -61,7 +61,7 @@ class Side:
     label: str
     result: Result
     origins: Mapping[str, str] = field(default_factory=dict)
-    tape: EventTape | None = None
+    tape: GroupEvents | None = None
 
     def __repr__(self) -> str:
         return f"Side({self.label}: {self.result!r})"
@@ -298,10 +298,10 @@ def _divergence(
 def _groups(a: Side, b: Side, configs: tuple[Config, ...], with_ids: bool) -> tuple[GroupChanges | None, str]:
     """Groups that changed fate, or why that isn't known."""
     if a.tape is not None and b.tape is not None:
-        return compare_fates(fates_of_tape(a.tape), fates_of_tape(b.tape), from_ids=False, with_ids=with_ids), ""
-    fates_a, fates_b = (fates_of_ids(side.result, config) for side, config in zip((a, b), configs, strict=True))
+        return compare_outcomes(outcomes_of_run(a.tape), outcomes_of_run(b.tape), from_ids=False, with_ids=with_ids), ""
+    fates_a, fates_b = (outcomes_of_ids(side.result, config) for side, config in zip((a, b), configs, strict=True))
     if fates_a is not None and fates_b is not None:
-        return compare_fates(fates_a, fates_b, from_ids=True, with_ids=with_ids), ""
+        return compare_outcomes(fates_a, fates_b, from_ids=True, with_ids=with_ids), ""
     lacking = [name for name, fates in (("A", fates_a), ("B", fates_b)) if fates is None]
     has = "has" if len(lacking) == 1 else "have"
     return None, f"{' and '.join(lacking)} {has} no group ids: save with --groups, or compare configs with --log"

@@ -1,4 +1,4 @@
-"""Where two runs part for the first time, and why, as far as their events tell."""
+"""Where two runs part for the first time, and why, as far as their events show."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import polars as pl
 
-from tokenaudit.compare.event_tape import NO_AGE, PLACES, REASONS, EventTape, Kind
+from tokenaudit.compare.group_events import NO_AGE, PLACES, REASONS, GroupEvents, Kind
 from tokenaudit.compare.metric_values import Figure
 from tokenaudit.config.model import OFF, Config
 from tokenaudit.lifecycle.events import ExpiryReason, Where
 
 Event = dict[str, Any]
-"""A row of `EventTape.frame`."""
+"""A row of `GroupEvents.frame`."""
 
 _EXPIRY = (Kind.RESET, Kind.DISCARDED)
-_FATES = (*_EXPIRY, Kind.TAKEN, Kind.SKIPPED, Kind.RECONCILED, Kind.MEMBERS_RESET)
-"""Kinds that tell the runs apart best, the most telling first."""
+_DECISIVE = (*_EXPIRY, Kind.TAKEN, Kind.SKIPPED, Kind.RECONCILED, Kind.MEMBERS_RESET)
+"""Kinds that set the runs apart, the most decisive first."""
 _TASK_SETTINGS = {
     Kind.RESET: ("max_token_staleness", "max_staleness", "tail_batch_trigger_size"),
     Kind.DISCARDED: ("max_token_staleness", "max_staleness", "tail_batch_trigger_size"),
@@ -50,42 +50,44 @@ class Divergence:
 
 
 def explain(
-    train_step: int | None, tapes: tuple[EventTape, EventTape], configs: tuple[Config, Config]
+    train_step: int | None, events: tuple[GroupEvents, GroupEvents], configs: tuple[Config, Config]
 ) -> tuple[str, ...]:
     """Why the events of a step differ between run A and run B.
 
     Args:
         train_step: the first step whose figures differ; None: what comes after the last one.
-        tapes: the events of both runs.
+        events: the events of both runs.
         configs: their configs.
     """
     is_here = pl.col("train_step").is_null() if train_step is None else pl.col("train_step") == train_step
-    a, b = (list(tape.frame().filter(is_here).iter_rows(named=True)) for tape in tapes)
+    a, b = (list(run.frame().filter(is_here).iter_rows(named=True)) for run in events)
     at = next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     if at == len(a) == len(b):
         return ("the same happens to every group; the runs differ in what is counted when the step ends",)
     a, b = a[at:], b[at:]
-    subject = min((*b[:1], *a[:1]), key=_telling)
+    subject = min((*b[:1], *a[:1]), key=_rank)
     key = (subject["task"], subject["group_id"])
-    told = [next((event for event in events if _is_fate_of(event, key)), None) for events in (a, b)]
-    if told == [None, None]:
-        told = [a[0] if a else None, b[0] if b else None]
-    where = _place(told[1] or told[0], train_step)
-    sides = [_description(event, config, other) for event, other, config in zip(told, told[::-1], configs, strict=True)]
+    firsts = [next((event for event in side if _decides(event, key)), None) for side in (a, b)]
+    if firsts == [None, None]:
+        firsts = [a[0] if a else None, b[0] if b else None]
+    where = _place(firsts[1] or firsts[0], train_step)
+    sides = [
+        _description(event, config, other) for event, other, config in zip(firsts, firsts[::-1], configs, strict=True)
+    ]
     lines = [f"{where} of {key[0]}/{key[1]}: {sides[1]} under B, {sides[0]} under A"]
-    settings = _settings(key[0], Kind((told[1] or told[0] or subject)["kind"]), configs)
+    settings = _settings(key[0], Kind((firsts[1] or firsts[0] or subject)["kind"]), configs)
     if settings:
         lines.append(f"settings behind it: {', '.join(settings)}")
     return tuple(lines)
 
 
-def _telling(event: Event) -> int:
+def _rank(event: Event) -> int:
     kind = event["kind"]
-    return _FATES.index(kind) if kind in _FATES else len(_FATES)
+    return _DECISIVE.index(kind) if kind in _DECISIVE else len(_DECISIVE)
 
 
-def _is_fate_of(event: Event, key: tuple[str, int]) -> bool:
-    return (event["task"], event["group_id"]) == key and event["kind"] in _FATES
+def _decides(event: Event, key: tuple[str, int]) -> bool:
+    return (event["task"], event["group_id"]) == key and event["kind"] in _DECISIVE
 
 
 def _place(event: Event | None, train_step: int | None) -> str:

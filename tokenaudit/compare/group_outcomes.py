@@ -1,4 +1,4 @@
-"""What became of every group of a run, and which groups changed fate between two runs."""
+"""What became of every group of a run, and which groups ended otherwise in the other of two runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import polars as pl
 
-from tokenaudit.compare.event_tape import EventTape, Kind
+from tokenaudit.compare.group_events import GroupEvents, Kind
 from tokenaudit.config.model import Config
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TRAIN_STEP, Result
 
@@ -45,7 +45,7 @@ _COUNTS = ("trained", "masked", "fresh_lost", "reset", "expired")
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """Groups whose fate changed in one way.
+    """Groups whose outcome changed in one way.
 
     Attributes:
         change: the way, in words.
@@ -66,7 +66,7 @@ class GroupChanges:
 
     Attributes:
         compared: groups that one of the runs knows.
-        changed: groups whose fate is another; one may have changed in several ways.
+        changed: groups whose outcome is another; one may have changed in several ways.
         changes: the ways.
         missing: why there is no such comparison, or what it lacks; empty where it is complete.
     """
@@ -77,7 +77,7 @@ class GroupChanges:
     missing: str = ""
 
 
-def fates_of_tape(tape: EventTape) -> pl.DataFrame:
+def outcomes_of_run(events: GroupEvents) -> pl.DataFrame:
     """One row per group of a run.
 
     Columns: task, group_id, ending, step (the one that took it), the tokens trained, masked (as stale), fresh_lost and
@@ -90,7 +90,7 @@ def fates_of_tape(tape: EventTape) -> pl.DataFrame:
         return pl.col(f"tokens_{column}").filter(kind.is_in(list(kinds))).sum()
 
     return (
-        tape.frame()
+        events.frame()
         .lazy()
         .group_by("task", "group_id", maintain_order=True)
         .agg(
@@ -112,7 +112,7 @@ def fates_of_tape(tape: EventTape) -> pl.DataFrame:
     )
 
 
-def fates_of_ids(result: Result, config: Config) -> pl.DataFrame | None:
+def outcomes_of_ids(result: Result, config: Config) -> pl.DataFrame | None:
     """The same from the group ids of a saved result, tokens null; None if it was saved without them."""
     if not result.steps or any(TAKEN_IDS not in row or EXPIRED_IDS not in row for row in (*result.steps, result.tail)):
         return None
@@ -146,12 +146,12 @@ def fates_of_ids(result: Result, config: Config) -> pl.DataFrame | None:
     )
 
 
-def compare_fates(a: pl.DataFrame, b: pl.DataFrame, *, from_ids: bool, with_ids: bool) -> GroupChanges:
-    """Which groups changed fate from run A to run B.
+def compare_outcomes(a: pl.DataFrame, b: pl.DataFrame, *, from_ids: bool, with_ids: bool) -> GroupChanges:
+    """Which groups have another outcome in run B than in run A.
 
     Args:
-        a: fates in run A.
-        b: fates in run B.
+        a: outcomes in run A.
+        b: outcomes in run B.
         from_ids: they come from group ids alone, so that a group without any was merely not trained.
         with_ids: list the groups.
     """

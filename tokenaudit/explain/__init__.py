@@ -1,4 +1,4 @@
-"""One group or one step in, its story out, told from the events of a replay.
+"""One group's history or one step's report, read from the events of a replay.
 
 Knows no output format.
 """

@@ -1,4 +1,4 @@
-"""The life of one group, and one step of a run, told from the events of a replay."""
+"""The history of one group, read from the events of a replay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tokenaudit.replay.open_loop import replay, timeline_of
 from tokenaudit.replay.request import TimelineKind
 
 
-class MomentKind(StrEnum):
+class EntryKind(StrEnum):
     """What happened to a group."""
 
     PUT = "put"
@@ -54,7 +54,7 @@ class MomentKind(StrEnum):
     """It left with a batch."""
 
 
-class MemberFate(StrEnum):
+class MemberOutcome(StrEnum):
     """What became of a member of a group that expired or was taken."""
 
     KEPT = "kept"
@@ -73,7 +73,7 @@ class MemberFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A response at one moment.
+    """A response as it was when something happened.
 
     Attributes:
         rollout_id: identity inside the task.
@@ -81,7 +81,7 @@ class Member:
         status: how its generation ended.
         runs: (version, tokens, trainable tokens), in order.
         age: staleness of its oldest version; None without tokens.
-        fate: what became of it; None where nothing was decided.
+        outcome: what became of it; None where nothing was decided.
     """
 
     rollout_id: int
@@ -89,7 +89,7 @@ class Member:
     status: Status
     runs: tuple[VersionRun, ...]
     age: int | None
-    fate: MemberFate | None = None
+    outcome: MemberOutcome | None = None
 
     @property
     def tokens(self) -> int:
@@ -98,13 +98,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class HistoryEntry:
     """One thing that happened to a group.
 
     Attributes:
         kind: what.
         train_step: when; None where the log doesn't say.
-        members: the group at that moment, before what happened.
+        members: the group right before what happened.
         expires_at: the step at which its next member expires if nothing happens before; None if none ever does.
         detail: why or where it happened, in a few words.
         restarted_tokens: tokens held of it that a put did not go on from.
@@ -112,7 +112,7 @@ class Moment:
         last_chance: on expiry, the last take before it that it waited for as completed.
     """
 
-    kind: MomentKind
+    kind: EntryKind
     train_step: int | None
     members: tuple[Member, ...] = ()
     expires_at: int | None = None
@@ -123,8 +123,8 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Biography:
-    """The life of a group under a config.
+class GroupHistory:
+    """What happened to a group under a config.
 
     Attributes:
         task: its task.
@@ -132,7 +132,7 @@ class Biography:
         stale_threshold: staleness at which a response is too old.
         token_stale_threshold: staleness at which a token is no longer fresh; None: no token rule.
         retryable: whether an expired group is generated again.
-        moments: what happened, in order.
+        entries: what happened, in order.
         ending: where it is at the end of the log.
     """
 
@@ -141,30 +141,30 @@ class Biography:
     stale_threshold: int
     token_stale_threshold: int | None
     retryable: bool
-    moments: tuple[Moment, ...]
+    entries: tuple[HistoryEntry, ...]
     ending: str
 
 
-def biography(digest: Digest, config: Config, task: str, group_id: int) -> Biography:
-    """Replay a log and tell what happens to one group.
+def group_history(digest: Digest, config: Config, task: str, group_id: int) -> GroupHistory:
+    """Replay a log and collect what happens to one group.
 
     Raises:
         UsageError: the log never puts such a group, or can't be replayed this way.
         ConfigError: the log can't be replayed under this config.
     """
     _require_group(digest, task, group_id)
-    teller = _Teller(digest, config, (task, group_id))
-    for event in replay(digest, config, on_log_event=teller.at):
-        teller.hear(event)
+    recorder = _HistoryRecorder(digest, config, (task, group_id))
+    for event in replay(digest, config, on_log_event=recorder.at):
+        recorder.observe(event)
     policy = config.expiry_policy(task)
-    return Biography(
+    return GroupHistory(
         task,
         group_id,
         policy.stale_threshold,
         policy.token_stale_threshold,
         policy.retryable,
-        tuple(teller.moments),
-        teller.ending(),
+        tuple(recorder.entries),
+        recorder.ending(),
     )
 
 
@@ -189,11 +189,11 @@ def _require_group(digest: Digest, task: str, group_id: int) -> None:
     raise UsageError(Problem(f"the log never puts group {group_id} of task {task!r}", digest.name, hint))
 
 
-class _Teller:
+class _HistoryRecorder:
     """Listens to a replay and keeps what concerns one group."""
 
     def __init__(self, digest: Digest, config: Config, key: Key) -> None:
-        self.moments: list[Moment] = []
+        self.entries: list[HistoryEntry] = []
         self._digest = digest
         self._key = key
         self._policy = config.expiry_policy(key[0])
@@ -221,18 +221,18 @@ class _Teller:
             status = self._held.status(self._key)
             if status is None or status is Status.COMPLETED:
                 why = "it is not held" if status is None else "it waits as completed"
-                self._tell(MomentKind.NOT_SAMPLED, None, detail=why)
+                self._add_held(EntryKind.NOT_SAMPLED, None, detail=why)
 
-    def hear(self, event: RunEvent) -> None:
+    def observe(self, event: RunEvent) -> None:
         """The next event of the run."""
         if isinstance(event, RunEnded):
             self._settle()
             return
         if isinstance(event, StepClosed):
-            self._hear_step(event)
+            self._observe_step(event)
             return
         if (event.task_name, event.group_id) == self._key:
-            self._hear_own(event)
+            self._observe_own(event)
         self._held.observe(event)
 
     def ending(self) -> str:
@@ -247,53 +247,53 @@ class _Teller:
         return (self._digest.tasks[int(events.task[log_event])], int(events.group_id[log_event])) == self._key
 
     def _settle(self) -> None:
-        """A refresh that has done nothing to the group is a moment of waiting."""
+        """A refresh that has done nothing to the group is an entry of waiting."""
         step, self._refreshed = self._refreshed, None
         if step is not None and self._key in self._held and step != self._aged_at:
-            self._tell(MomentKind.WAITED, step)
+            self._add_held(EntryKind.WAITED, step)
 
-    def _hear_step(self, event: StepClosed) -> None:
+    def _observe_step(self, event: StepClosed) -> None:
         if self._held.status(self._key) is Status.COMPLETED:
             self._last_take = event.train_step
         if self._simulated and self._key in self._held and event.train_step != self._aged_at:
-            self._tell(MomentKind.WAITED, event.train_step)
+            self._add_held(EntryKind.WAITED, event.train_step)
 
-    def _hear_own(self, event: RunEvent) -> None:
+    def _observe_own(self, event: RunEvent) -> None:
         if isinstance(event, PutReconciled):
             self._restarted = event.restarted_tokens
         elif isinstance(event, GroupPut):
             self._last_take = None
-            self._add(MomentKind.PUT, event.train_step, event.responses, detail=f"as {event.status}")
+            self._add(EntryKind.PUT, event.train_step, event.responses, detail=f"as {event.status}")
         elif isinstance(event, PutSkipped):
             was = "it waits as completed" if self._key in self._held else "it was taken before"
-            self._tell(MomentKind.SKIPPED, self._put_step, detail=f"{was}; {event.avoided_tokens:,} tokens avoided")
+            self._add_held(EntryKind.SKIPPED, self._put_step, detail=f"{was}; {event.avoided_tokens:,} tokens avoided")
         elif isinstance(event, GroupRejected):
             self._end = f"discarded as {event.status}"
-            self._add(MomentKind.REJECTED, self._put_step, event.responses, detail=f"as {event.status}")
+            self._add(EntryKind.REJECTED, self._put_step, event.responses, detail=f"as {event.status}")
         elif isinstance(event, GroupExpired):
-            self._hear_expired(event)
+            self._observe_expired(event)
         elif isinstance(event, MembersExpired):
             self._refreshed = None
-            members = tuple(_member(r, event.train_step, MemberFate.RESET) for r in event.expired)
-            self.moments.append(Moment(MomentKind.MORE_EXPIRED, event.train_step, members))
+            members = tuple(_member(r, event.train_step, MemberOutcome.RESET) for r in event.expired)
+            self.entries.append(HistoryEntry(EntryKind.MORE_EXPIRED, event.train_step, members))
         elif isinstance(event, GroupSampled):
             self._end = "in generation"
-            self._add(MomentKind.SAMPLED, None, event.responses, detail=f"from the {event.status} pool")
+            self._add(EntryKind.SAMPLED, None, event.responses, detail=f"from the {event.status} pool")
         elif isinstance(event, GroupTaken):
             self._end = f"taken at step {event.train_step}"
-            self.moments.append(Moment(MomentKind.TAKEN, event.train_step, tuple(_taken_members(event))))
+            self.entries.append(HistoryEntry(EntryKind.TAKEN, event.train_step, tuple(_taken_members(event))))
 
-    def _hear_expired(self, event: GroupExpired) -> None:
+    def _observe_expired(self, event: GroupExpired) -> None:
         self._refreshed, self._aged_at = None, event.train_step
-        fates = _FATES[event.fate]
-        by_key = {r.key: fates[0] for r in event.expired} | {r.key: fates[1] for r in event.fresh}
+        outcomes = _OUTCOMES[event.fate]
+        by_key = {r.key: outcomes[0] for r in event.expired} | {r.key: outcomes[1] for r in event.fresh}
         order = self._held.get(self._key)
         responses = order.responses if order is not None else (*event.expired, *event.fresh)
         members = tuple(_member(r, event.train_step, by_key.get(r.key)) for r in responses)
         self._end = "discarded as expired" if event.fate is Fate.DISCARDED else ""
-        self.moments.append(
-            Moment(
-                MomentKind.EXPIRED,
+        self.entries.append(
+            HistoryEntry(
+                EntryKind.EXPIRED,
                 event.train_step,
                 members,
                 detail=f"{_WHERE[event.where]}, {_REASONS[event.reason]}",
@@ -302,28 +302,28 @@ class _Teller:
             )
         )
 
-    def _tell(self, kind: MomentKind, train_step: int | None, detail: str = "") -> None:
+    def _add_held(self, kind: EntryKind, train_step: int | None, detail: str = "") -> None:
         held = self._held.get(self._key)
         self._add(kind, train_step, held.responses if held else None, detail=detail)
 
-    def _add(self, kind: MomentKind, train_step: int | None, responses: GroupMembers | None, detail: str) -> None:
+    def _add(self, kind: EntryKind, train_step: int | None, responses: GroupMembers | None, detail: str) -> None:
         expires_at = None
-        if responses is not None and kind in (MomentKind.PUT, MomentKind.WAITED):
+        if responses is not None and kind in (EntryKind.PUT, EntryKind.WAITED):
             self._aged_at = train_step
             expires_at = responses.measures.expires_at(self._policy)
-        if kind is MomentKind.PUT and expires_at is not None and train_step is not None:
+        if kind is EntryKind.PUT and expires_at is not None and train_step is not None:
             if self._fixed is None or self._fixed[0] != expires_at:
                 self._fixed = (expires_at, train_step)
-        elif kind is MomentKind.PUT:
+        elif kind is EntryKind.PUT:
             self._fixed = None
         members = tuple(_member(response, train_step) for response in responses or ())
-        self.moments.append(Moment(kind, train_step, members, expires_at, detail, self._restarted))
+        self.entries.append(HistoryEntry(kind, train_step, members, expires_at, detail, self._restarted))
         self._restarted = 0
 
 
-_FATES = {
-    Fate.RESET: (MemberFate.RESET, MemberFate.KEPT),
-    Fate.DISCARDED: (MemberFate.STALE_LOST, MemberFate.FRESH_LOST),
+_OUTCOMES = {
+    Fate.RESET: (MemberOutcome.RESET, MemberOutcome.KEPT),
+    Fate.DISCARDED: (MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST),
 }
 _WHERE = {Where.PUT: "at the put", Where.REFRESH: "at the refresh"}
 _REASONS = {
@@ -333,15 +333,15 @@ _REASONS = {
 }
 
 
-def _member(response: Response, train_step: int | None, fate: MemberFate | None = None) -> Member:
+def _member(response: Response, train_step: int | None, outcome: MemberOutcome | None = None) -> Member:
     age = None
     if train_step is not None and response.oldest is not None:
         age = staleness(response.oldest, train_step)
-    return Member(response.rollout_id, response.segment, response.status, response.runs, age, fate)
+    return Member(response.rollout_id, response.segment, response.status, response.runs, age, outcome)
 
 
 def _taken_members(event: GroupTaken) -> Iterator[Member]:
     oldest = oldest_fresh_version(event.train_step, event.token_stale_threshold)
     for response in event.responses:
         is_trained = any(trainable and is_fresh(version, oldest) for version, _, trainable in response.runs)
-        yield _member(response, event.train_step, MemberFate.TRAINED if is_trained else MemberFate.MASKED)
+        yield _member(response, event.train_step, MemberOutcome.TRAINED if is_trained else MemberOutcome.MASKED)

@@ -39,7 +39,7 @@ class WaitingGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class StepStory:
+class StepReport:
     """A step.
 
     Attributes:
@@ -61,8 +61,8 @@ class StepStory:
     waiting: tuple[WaitingGroup, ...]
 
 
-def step_story(digest: Digest, config: Config, train_step: int) -> StepStory:
-    """Replay a log and tell one step.
+def step_report(digest: Digest, config: Config, train_step: int) -> StepReport:
+    """Replay a log and report one step.
 
     Raises:
         UsageError: the run has no such step, or the log can't be replayed this way.
@@ -84,7 +84,7 @@ def step_story(digest: Digest, config: Config, train_step: int) -> StepStory:
         elif isinstance(event, StepClosed):
             steps.append(event.train_step)
             if event.train_step == train_step:
-                return StepStory(
+                return StepReport(
                     train_step,
                     event.model_step,
                     puts,

@@ -50,7 +50,7 @@ class GroupPut(NamedTuple):
 
 
 class GroupRejected(NamedTuple):
-    """A group was discarded at put because it failed or was filtered; `status` tells which."""
+    """A group was discarded at put because it failed or was filtered; `status` says which."""
 
     task_name: str
     group_id: int

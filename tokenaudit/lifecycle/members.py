@@ -181,7 +181,7 @@ class MembersPart(_Responses):
     def __init__(self, members: GroupMembers, is_part: Sequence[bool]) -> None:
         self._members = members
         self.is_part = is_part
-        self.tokens = sum([facts[1] for facts in self.facts()])
+        self.tokens = sum([tokens for _, tokens, _, _, _, _, _ in self.facts()])
 
     def __len__(self) -> int:
         return sum(self.is_part)
@@ -219,7 +219,8 @@ class Group:
 
 def facts_after_reset(facts: MemberFacts) -> MemberFacts:
     """Those of what is left of a response that lost its tokens."""
-    return (_EXPIRED, 0, 0, 0, facts[4], None, None)
+    _, _, _, _, agentic, _, _ = facts
+    return (_EXPIRED, 0, 0, 0, agentic, None, None)
 
 
 def measured_together(members: Sequence[MemberFacts]) -> GroupMeasures:
@@ -248,7 +249,7 @@ def measured_together(members: Sequence[MemberFacts]) -> GroupMeasures:
             oldest_alive = own_oldest
         if own_newest is not None and (newest_trainable is None or own_newest < newest_trainable):
             newest_trainable = own_newest
-    statuses = {facts[0] for facts in members}
+    statuses = {status for status, _, _, _, _, _, _ in members}
     return GroupMeasures(
         len(members),
         tokens,

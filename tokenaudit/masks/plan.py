@@ -1,4 +1,4 @@
-"""Which responses get a mask, at which step and under which rule: what a replay takes, told row by row."""
+"""Which responses get a mask, at which step and under which rule: what a replay takes, row by row."""
 
 from __future__ import annotations
 

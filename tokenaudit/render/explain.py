@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.rule import AuditRule
-from tokenaudit.explain.group import Biography, Member, MemberFate, Moment, MomentKind
-from tokenaudit.explain.step import StepStory
+from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
+from tokenaudit.explain.step import StepReport
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
 from tokenaudit.render.text import count_text, printable
@@ -15,57 +15,57 @@ _STRIP = 40
 _SHOWN_GROUPS = 20
 _FRESH, _STALE, _UNTRAINED = "█", "▒", "·"
 _TO_ASCII = str.maketrans({_FRESH: "#", _STALE: "s", _UNTRAINED: "."})
-_WITH_MEMBERS = (MomentKind.EXPIRED, MomentKind.MORE_EXPIRED, MomentKind.TAKEN)
+_WITH_MEMBERS = (EntryKind.EXPIRED, EntryKind.MORE_EXPIRED, EntryKind.TAKEN)
 
 
-def render_biography(life: Biography, *, unicode: bool = True) -> str:
-    """The life of a group, one moment a paragraph; ends with a line feed."""
-    text = "".join(f"{line}\n" for line in _biography_lines(life))
+def render_history(history: GroupHistory, *, unicode: bool = True) -> str:
+    """The history of a group, one entry a paragraph; ends with a line feed."""
+    text = "".join(f"{line}\n" for line in _history_lines(history))
     return text if unicode else text.translate(_TO_ASCII)
 
 
-def _biography_lines(life: Biography) -> Iterator[str]:
-    yield f"task {printable(life.task)}, group {life.group_id}"
-    yield f"rule: {_rule_text(life)}"
+def _history_lines(history: GroupHistory) -> Iterator[str]:
+    yield f"task {printable(history.task)}, group {history.group_id}"
+    yield f"rule: {_rule_text(history)}"
     yield ""
-    for moment in life.moments:
-        step = "" if moment.train_step is None else f"step {moment.train_step}"
-        yield f"{step:<10}{moment.kind:<15}{_moment_text(moment)}".rstrip()
-        if moment.kind in _WITH_MEMBERS:
-            limit = life.token_stale_threshold if moment.kind is MomentKind.TAKEN else None
-            yield from (f"{'':<10}{line}" for line in _member_lines(moment, limit))
-        yield from (f"{'':<25}{line}" for line in _why_lines(moment))
+    for entry in history.entries:
+        step = "" if entry.train_step is None else f"step {entry.train_step}"
+        yield f"{step:<10}{entry.kind:<15}{_entry_text(entry)}".rstrip()
+        if entry.kind in _WITH_MEMBERS:
+            limit = history.token_stale_threshold if entry.kind is EntryKind.TAKEN else None
+            yield from (f"{'':<10}{line}" for line in _member_lines(entry, limit))
+        yield from (f"{'':<25}{line}" for line in _why_lines(entry))
     yield ""
-    yield f"in the end: {life.ending}"
-    if any(moment.kind is MomentKind.TAKEN for moment in life.moments):
+    yield f"in the end: {history.ending}"
+    if any(entry.kind is EntryKind.TAKEN for entry in history.entries):
         yield f"mask at the take: {_FRESH} trained  {_STALE} too old  {_UNTRAINED} not trained"
 
 
-def _rule_text(life: Biography) -> str:
-    parts = [f"a response is too old from staleness {life.stale_threshold} on"]
-    if life.token_stale_threshold is not None:
-        parts.append(f"a token from {life.token_stale_threshold} on")
-    parts.append("an expired group is generated again" if life.retryable else "an expired group is discarded")
+def _rule_text(history: GroupHistory) -> str:
+    parts = [f"a response is too old from staleness {history.stale_threshold} on"]
+    if history.token_stale_threshold is not None:
+        parts.append(f"a token from {history.token_stale_threshold} on")
+    parts.append("an expired group is generated again" if history.retryable else "an expired group is discarded")
     return ", ".join(parts)
 
 
-def _moment_text(moment: Moment) -> str:
-    tokens = sum(member.tokens for member in moment.members)
-    parts = [moment.detail] if moment.detail else []
-    if moment.members:
-        parts.append(f"{count_text(len(moment.members), 'response')}, {count_text(tokens, 'token')}")
-    versions = [version for member in moment.members for version, _, _ in member.runs]
+def _entry_text(entry: HistoryEntry) -> str:
+    tokens = sum(member.tokens for member in entry.members)
+    parts = [entry.detail] if entry.detail else []
+    if entry.members:
+        parts.append(f"{count_text(len(entry.members), 'response')}, {count_text(tokens, 'token')}")
+    versions = [version for member in entry.members for version, _, _ in member.runs]
     if versions:
         parts.append(f"versions {_span(versions)}")
-    ages = [member.age for member in moment.members if member.age is not None]
+    ages = [member.age for member in entry.members if member.age is not None]
     if ages:
         parts.append(f"staleness {_span(ages)}")
-    if moment.expires_at is not None and moment.expires_at <= (moment.train_step or 0):
-        parts.append(f"too old since step {moment.expires_at}")
-    elif moment.expires_at is not None:
-        parts.append(f"expires at step {moment.expires_at} unless it leaves before")
-    if moment.restarted_tokens:
-        parts.append(f"{count_text(moment.restarted_tokens, 'held token')} not continued")
+    if entry.expires_at is not None and entry.expires_at <= (entry.train_step or 0):
+        parts.append(f"too old since step {entry.expires_at}")
+    elif entry.expires_at is not None:
+        parts.append(f"expires at step {entry.expires_at} unless it leaves before")
+    if entry.restarted_tokens:
+        parts.append(f"{count_text(entry.restarted_tokens, 'held token')} not continued")
     return " · ".join(parts)
 
 
@@ -74,28 +74,28 @@ def _span(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _why_lines(moment: Moment) -> Iterator[str]:
-    if moment.kind is not MomentKind.EXPIRED:
+def _why_lines(entry: HistoryEntry) -> Iterator[str]:
+    if entry.kind is not EntryKind.EXPIRED:
         return
     lost = {
-        fate: sum(member.tokens for member in moment.members if member.fate is fate)
-        for fate in (MemberFate.RESET, MemberFate.STALE_LOST, MemberFate.FRESH_LOST, MemberFate.KEPT)
+        outcome: sum(member.tokens for member in entry.members if member.outcome is outcome)
+        for outcome in (MemberOutcome.RESET, MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST, MemberOutcome.KEPT)
     }
-    yield ", ".join(f"{count_text(tokens, 'token')} {fate}" for fate, tokens in lost.items() if tokens)
-    if moment.fixed_at is not None and moment.fixed_at != moment.train_step:
-        yield f"bound to expire now since its put at step {moment.fixed_at}"
-    if moment.last_chance is not None:
-        yield f"the take of step {moment.last_chance} was its last chance"
+    yield ", ".join(f"{count_text(tokens, 'token')} {outcome}" for outcome, tokens in lost.items() if tokens)
+    if entry.fixed_at is not None and entry.fixed_at != entry.train_step:
+        yield f"bound to expire now since its put at step {entry.fixed_at}"
+    if entry.last_chance is not None:
+        yield f"the take of step {entry.last_chance} was its last chance"
 
 
-def _member_lines(moment: Moment, token_limit: int | None) -> Iterator[str]:
-    for member in moment.members:
+def _member_lines(entry: HistoryEntry, token_limit: int | None) -> Iterator[str]:
+    for member in entry.members:
         name = f"rollout {member.rollout_id}" + (f".{member.segment}" if member.segment else "")
         age = "" if member.age is None else f"staleness {member.age}"
-        fate = member.fate or ""
-        line = f"{name:<15}{member.status:<10}{member.tokens:>8,} tokens  {age:<13}{fate}"
-        if moment.kind is MomentKind.TAKEN:
-            line = f"{line:<65}{_strip(member, moment.train_step or 0, token_limit)}"
+        outcome = member.outcome or ""
+        line = f"{name:<15}{member.status:<10}{member.tokens:>8,} tokens  {age:<13}{outcome}"
+        if entry.kind is EntryKind.TAKEN:
+            line = f"{line:<65}{_strip(member, entry.train_step or 0, token_limit)}"
         runs = " ".join(f"v{version}x{tokens}" for version, tokens, _ in member.runs[:8])
         yield f"{line}  {runs}{' …' if len(member.runs) > 8 else ''}".rstrip()
 
@@ -112,18 +112,18 @@ def _strip(member: Member, train_step: int, token_limit: int | None) -> str:
     return "".join(parts)
 
 
-def render_step(story: StepStory) -> str:
+def render_step(report: StepReport) -> str:
     """A step: what was put, taken and expired, and what waits; ends with a line feed."""
-    return "".join(f"{line}\n" for line in _step_lines(story))
+    return "".join(f"{line}\n" for line in _step_lines(report))
 
 
-def _step_lines(story: StepStory) -> Iterator[str]:
-    version = "unknown" if story.model_step is None else str(story.model_step)
-    yield f"step {story.train_step} · version in the engine {version}"
-    for task, count in story.puts.items():
+def _step_lines(report: StepReport) -> Iterator[str]:
+    version = "unknown" if report.model_step is None else str(report.model_step)
+    yield f"step {report.train_step} · version in the engine {version}"
+    for task, count in report.puts.items():
         yield f"put        task {printable(task)}: {count_text(count, 'group')}"
-    for task, asked in story.asked.items():
-        groups = [group for group in story.taken if group.task == task]
+    for task, asked in report.asked.items():
+        groups = [group for group in report.taken if group.task == task]
         yield f"taken      task {printable(task)}: {len(groups)} of {count_text(asked, 'group')} asked for"
         for group in groups[:_SHOWN_GROUPS]:
             yield (
@@ -131,18 +131,18 @@ def _step_lines(story: StepStory) -> Iterator[str]:
                 f"{group.trained:,} trained, {group.stale:,} masked as stale"
             )
         yield from _more(len(groups))
-    yield f"expired    {count_text(len(story.expired), 'group')}"
-    for event in story.expired[:_SHOWN_GROUPS]:
+    yield f"expired    {count_text(len(report.expired), 'group')}"
+    for event in report.expired[:_SHOWN_GROUPS]:
         lost = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
         what = f"task {printable(event.task_name)}, group {event.group_id}: at {event.where} of step {event.train_step}"
         yield f"             {what}, by {event.reason}, {event.fate}, {count_text(lost, 'token')} lost"
-    yield from _more(len(story.expired))
-    yield f"waits      {count_text(len(story.waiting), 'group')}"
-    for group in story.waiting[:_SHOWN_GROUPS]:
+    yield from _more(len(report.expired))
+    yield f"waits      {count_text(len(report.waiting), 'group')}"
+    for group in report.waiting[:_SHOWN_GROUPS]:
         when = "never expires" if group.expires_at is None else f"expires at step {group.expires_at}"
         what = f"task {printable(group.task)}, group {group.group_id}"
         yield f"             {what}: {group.status}, {count_text(group.tokens, 'token')}, {when}"
-    yield from _more(len(story.waiting))
+    yield from _more(len(report.waiting))
 
 
 def _more(count: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ class PutSkipped(NamedTuple):
 
 
 class PutReconciled(NamedTuple):
-    """How a put fits what was held of its responses; told right before the put.
+    """How a put fits what was held of its responses; reported right before the put.
 
     Attributes:
         carried_in_tokens: made before the rollout's first put in the log.

@@ -99,7 +99,7 @@ def _ignore(_: int) -> None:
 
 
 def last_step(digest: Digest) -> int:
-    """The last step a log tells of: the largest train_step of a take, else of a put, else 0."""
+    """The last step in a log: the largest train_step of a take, else of a put, else 0."""
     for kind in (_TAKE, _PUT):
         train_steps = digest.events.train_step[digest.events.kind == KIND_CODE[kind]]
         if len(train_steps):

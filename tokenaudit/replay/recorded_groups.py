@@ -127,7 +127,7 @@ class _RecordedMembers(GroupMembers):
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
         keys = self._block.groups.keys(self._block.put(self._place))
-        return dict(zip(keys, [facts[1] for facts in self.facts], strict=True))
+        return dict(zip(keys, [tokens for _, tokens, _, _, _, _, _ in self.facts], strict=True))
 
     def rewards(self) -> Iterable[float]:
         return self._block.rewards(self._place)
@@ -172,7 +172,9 @@ class _ResetMembers(GroupMembers):
         return _ResetMembers(self._groups, self._put, self._facts, lost)
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        return dict(zip(self._groups.keys(self._put), [facts[1] for facts in self._facts], strict=True))
+        return dict(
+            zip(self._groups.keys(self._put), [tokens for _, tokens, _, _, _, _, _ in self._facts], strict=True)
+        )
 
 
 class _Block:

@@ -92,7 +92,7 @@ class RecordedPuts:
             tokens_held = left.pop((rollout_id, segment), 0)
             prior_len = max(recorded_prior_len, 0)
             if recorded_prior_len == PRIOR_UNKNOWN:
-                prior_len = self._told_prior_len(first + member, tokens_held)
+                prior_len = self._derived_prior_len(first + member, tokens_held)
             if is_first or tokens_held >= prior_len:
                 # A simulated timeline goes by step: where steps fall in the log, a later put may have come before.
                 lost = tokens_held if is_first else tokens_held - prior_len
@@ -110,8 +110,8 @@ class RecordedPuts:
         members = MadeMembers(tuple(fitted)) if fitted else recorded
         return FittedPut(members, carried_in, restarted + sum(left.values()), restarted_by_log, regenerated)
 
-    def told_prior_len(self, row: int) -> int:
-        """Leading tokens of a response that earlier puts produced, as far as the log alone tells."""
+    def prior_len_from_log(self, row: int) -> int:
+        """Leading tokens of a response that earlier puts produced, as far as the log alone says."""
         previous = int(self._digest.responses.previous[row])
         return self._prior_len(row, int(self._digest.responses.tokens[previous]) if previous >= 0 else 0)
 
@@ -129,12 +129,12 @@ class RecordedPuts:
         return self._first_response[event], self._first_response[event + 1]
 
     def _prior_len(self, row: int, tokens_held: int) -> int:
-        """Leading tokens that earlier puts produced: recorded, or told from the response's put before."""
+        """Leading tokens that earlier puts produced: recorded, or derived from the response's put before."""
         recorded = int(self._digest.responses.prior_len[row])
-        return self._told_prior_len(row, tokens_held) if recorded == PRIOR_UNKNOWN else max(recorded, 0)
+        return self._derived_prior_len(row, tokens_held) if recorded == PRIOR_UNKNOWN else max(recorded, 0)
 
-    def _told_prior_len(self, row: int, tokens_held: int) -> int:
-        """A response rolled again by the same version looks like one put again unchanged; what is held tells."""
+    def _derived_prior_len(self, row: int, tokens_held: int) -> int:
+        """A response rolled again by the same version looks like one put again unchanged; what is held decides."""
         responses = self._digest.responses
         previous = int(responses.previous[row])
         if previous < 0 or not self._continues(previous, row):
@@ -160,8 +160,8 @@ class RecordedPuts:
             first, last = self._span(event)
             low, high = self._digest.responses.first_run[[first, last]].tolist()
             model_step = int(self._stamped[low:high].max(initial=0))
-        tokens = sum(run[1] for run in runs)
-        return ((self.live(model_step), tokens, sum(run[2] for run in runs)),) if tokens else ()
+        tokens = sum(tokens for _, tokens, _ in runs)
+        return ((self.live(model_step), tokens, sum(trainable for _, _, trainable in runs)),) if tokens else ()
 
 
 def _plain_puts(digest: Digest) -> tuple[list[bool], list[int]]:

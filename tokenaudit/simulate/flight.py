@@ -79,7 +79,7 @@ class Landing(NamedTuple):
     restarted_tokens: int
 
 
-class Members:
+class Generation:
     """The responses of one task's workload, as the engine needs them."""
 
     def __init__(self, workload: TaskWorkload, *, partial_rollout: bool) -> None:

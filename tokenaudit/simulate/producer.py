@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tokenaudit.lifecycle.staleness import is_too_old, newest_too_old
 from tokenaudit.simulate.flight import Flight
-from tokenaudit.simulate.polling import next_poll
 from tokenaudit.simulate.scheduling import TaskScheduler
 from tokenaudit.simulate.world import ProducerStatus, World
 
@@ -110,3 +109,17 @@ class Producer:
         if not self._running:
             self._future_step += 1
             self.start_round()
+
+
+def next_poll(base: int, interval: int, now: int, *, may_be_now: bool = False) -> int:
+    """The first instant, at least one interval behind `base`, at which a poll sees what happened at `now`.
+
+    Args:
+        base: when the waiting began.
+        interval: time between polls, at least 1.
+        now: when something happened.
+        may_be_now: whether a poll at `now` itself would still see it.
+    """
+    elapsed = now - base
+    polls = -(-elapsed // interval) if may_be_now else elapsed // interval + 1
+    return base + max(1, polls) * interval

@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
     number: int
 
 
-class Prompts:
+class PromptPasses:
     """Hands out prompts without end: pass p adds p times (the largest id of the task + 1) to its ids."""
 
     def __init__(self, task_name: str, workload: TaskWorkload) -> None:

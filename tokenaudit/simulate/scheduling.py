@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from tokenaudit.config.model import TaskPolicy
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import Metric
+from tokenaudit.lifecycle.buffer import ReplayBuffer
 from tokenaudit.lifecycle.events import GroupSampled
 from tokenaudit.lifecycle.members import Group, MadeMembers
 from tokenaudit.lifecycle.types import Response, Status, token_count
 from tokenaudit.replay.events import PutReconciled
-from tokenaudit.simulate.entries import CannotGoOnError, PutEntry, SampleEntry, StuckReason, StuckTaskReport
-from tokenaudit.simulate.flight import Flight, Members
-from tokenaudit.simulate.prompts import Prompts
-from tokenaudit.simulate.state import RunState
+from tokenaudit.simulate.engine import Engine
+from tokenaudit.simulate.entries import (
+    CannotGoOnError,
+    PutEntry,
+    SampleEntry,
+    SimulationEvent,
+    StuckReason,
+    StuckTaskReport,
+)
+from tokenaudit.simulate.flight import Flight, Generation
+from tokenaudit.simulate.prompts import PromptPasses
 from tokenaudit.simulate.workload import TaskWorkload
 
 MAX_GROUPS_PER_STEP = 200_000
 """Groups a task may begin in one step: a run that asks for more is a mistake, and one that needs more doesn't end."""
+
+
+class RunState:
+    """The shared state of a run.
+
+    Attributes:
+        now: simulated time, microseconds.
+        consumer_step: the step that puts are compared with.
+        model_step: version in the engine.
+        buffer: the replay buffer.
+        engine: the rollout engine.
+        events: what has happened and wasn't handed on yet.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, engine: Engine) -> None:
+        self.now = 0
+        self.consumer_step = 1
+        self.model_step = 0
+        self.buffer = buffer
+        self.engine = engine
+        self.events: list[SimulationEvent] = []
+
+    def drain(self) -> Iterator[SimulationEvent]:
+        """What happened since the last call."""
+        events, self.events = self.events, []
+        return iter(events)
 
 
 class ProgressWatch:
@@ -94,8 +129,8 @@ class TaskScheduler:
         self._begun_in_row = 0
         self._counts: dict[Metric, int] = {}
         if workload is not None:
-            self._prompts = Prompts(name, workload)
-            self._members = Members(workload, partial_rollout=policy.enable_partial_rollout)
+            self._prompts = PromptPasses(name, workload)
+            self._generation = Generation(workload, partial_rollout=policy.enable_partial_rollout)
         self.watch = ProgressWatch(0 if workload is None else workload.prompts)
 
     @property
@@ -186,7 +221,7 @@ class TaskScheduler:
         else:
             prompt, held = self._prompts.of(sampled.group_id), sampled.responses
         state = self._state
-        flight = self._members.flight(self.index, prompt, held)
+        flight = self._generation.flight(self.index, prompt, held)
         if sampled is None or sampled.status is Status.EXPIRED:
             flight.attempt = self.watch.begin()
         self.pending += 1
@@ -205,7 +240,7 @@ class TaskScheduler:
     def _put(self, flight: Flight, *, is_cut_off: bool) -> None:
         state = self._state
         group_id, train_step = flight.prompt.group_id, state.consumer_step
-        landing = self._members.land(flight, state.model_step, state.now)
+        landing = self._generation.land(flight, state.model_step, state.now)
         state.events.append(
             PutEntry(
                 state.now,

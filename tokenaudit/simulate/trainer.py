@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason, StuckTaskReport
-from tokenaudit.simulate.polling import next_poll
-from tokenaudit.simulate.producer import Producer
+from tokenaudit.simulate.producer import Producer, next_poll
 from tokenaudit.simulate.settings import DisaggregatedTimes
 from tokenaudit.simulate.world import ProducerStatus, World
 

@@ -134,7 +134,7 @@ def _prior_lens(digest: Digest) -> Int64s:
     unknown = np.flatnonzero(prior == PRIOR_UNKNOWN)
     if len(unknown):
         recorded = RecordedPuts(digest, 1, resync=False)
-        prior[unknown] = [recorded.told_prior_len(row) for row in unknown.tolist()]
+        prior[unknown] = [recorded.prior_len_from_log(row) for row in unknown.tolist()]
     return prior
 
 

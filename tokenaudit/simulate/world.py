@@ -10,7 +10,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import Metric
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.replay.events import RunEnded, StepClosed
-from tokenaudit.simulate.engine import Engine
+from tokenaudit.simulate.engine import Engine, Meter
 from tokenaudit.simulate.entries import (
     CannotGoOnError,
     RefreshEntry,
@@ -21,9 +21,7 @@ from tokenaudit.simulate.entries import (
     TakeEntry,
 )
 from tokenaudit.simulate.flight import Flight
-from tokenaudit.simulate.meter import Meter
-from tokenaudit.simulate.scheduling import TaskScheduler
-from tokenaudit.simulate.state import RunState
+from tokenaudit.simulate.scheduling import RunState, TaskScheduler
 from tokenaudit.simulate.workload import Workload
 
 _LAST_INSTANT = 2**62

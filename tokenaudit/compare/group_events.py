@@ -54,8 +54,8 @@ class Kind(IntEnum):
     """A put didn't continue what is held; tokens: restarted, regenerated, carried in."""
 
 
-class EventTape:
-    """Watches a run: `add` is told every event, `frame` gives them as a table."""
+class GroupEvents:
+    """Observes a run: `add` takes every event, `frame` gives them as a table."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, int] = {}
