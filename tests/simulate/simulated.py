@@ -24,7 +24,8 @@ from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, 
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, RunStuck, SampleEntry, SyncEntry
 from tokenaudit.simulate.run import simulate
 from tokenaudit.simulate.session import LoadedWorkload, simulate_loaded
-from tokenaudit.simulate.workload import SCHEMA, ResponseColumns, Workload, grouped_by_task
+from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
+from tokenaudit.simulate.workload_files import SCHEMA
 
 Row = dict[str, Any]
 

@@ -16,7 +16,8 @@ from tokenaudit.log.files import open_workload
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, SampleEntry, SyncEntry
 from tokenaudit.simulate.run import simulate
 from tokenaudit.simulate.session import simulate_workload
-from tokenaudit.simulate.workload import Workload, read_workload
+from tokenaudit.simulate.workload import Workload
+from tokenaudit.simulate.workload_files import read_workload
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/workload.parquet"))

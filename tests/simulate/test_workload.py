@@ -22,7 +22,8 @@ from tokenaudit.log.semantic_masks import joined, masks_of
 from tokenaudit.replay.request import PromptOrder
 from tokenaudit.simulate.notices import prompt_order_notices
 from tokenaudit.simulate.session import load_workload
-from tokenaudit.simulate.workload import SCHEMA, Workload, read_workload, write_workload
+from tokenaudit.simulate.workload import Workload
+from tokenaudit.simulate.workload_files import SCHEMA, read_workload, write_workload
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -43,7 +43,7 @@ def workload(
     from tokenaudit.log.files import is_workload
     from tokenaudit.simulate.notices import prompt_order_notices
     from tokenaudit.simulate.session import load_workload
-    from tokenaudit.simulate.workload import write_workload
+    from tokenaudit.simulate.workload_files import write_workload
 
     if output.suffix.lower() != ".parquet":
         raise UsageError(Problem("-o must name a .parquet file", str(output), "such as -o workload.parquet"))

@@ -55,6 +55,10 @@ class RecordedGroups:
         columns, rows = self.digest.responses, self._rows(put)
         return zip(columns.rollout_id[rows].tolist(), columns.segment[rows].tolist(), strict=True)
 
+    def tokens_by_key(self, put: int, facts: Sequence[MemberFacts]) -> dict[tuple[int, int], int]:
+        """Tokens of every response of a put event, by rollout and segment, given what is known of each."""
+        return dict(zip(self.keys(put), [tokens for _, tokens, _, _, _, _, _ in facts], strict=True))
+
     def responses(self, put: int, facts: Sequence[MemberFacts]) -> tuple[Response, ...]:
         """The responses of a put event, given what is known of each."""
         columns, all_runs, rows = self.digest.responses, self.digest.runs, self._rows(put)
@@ -126,8 +130,7 @@ class _RecordedMembers(GroupMembers):
         return _ResetMembers(self._block.groups, self._block.put(self._place), self.facts, lost)
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        keys = self._block.groups.keys(self._block.put(self._place))
-        return dict(zip(keys, [tokens for _, tokens, _, _, _, _, _ in self.facts], strict=True))
+        return self._block.groups.tokens_by_key(self._block.put(self._place), self.facts)
 
     def rewards(self) -> Iterable[float]:
         return self._block.rewards(self._place)
@@ -172,9 +175,7 @@ class _ResetMembers(GroupMembers):
         return _ResetMembers(self._groups, self._put, self._facts, lost)
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        return dict(
-            zip(self._groups.keys(self._put), [tokens for _, tokens, _, _, _, _, _ in self._facts], strict=True)
-        )
+        return self._groups.tokens_by_key(self._put, self._facts)
 
 
 class _Block:

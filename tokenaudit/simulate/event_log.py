@@ -18,7 +18,8 @@ from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
 from tokenaudit.log.semantic_masks import joined
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, SampleEntry, SyncEntry, TakeEntry
-from tokenaudit.simulate.workload import Workload, mask_array
+from tokenaudit.simulate.workload import Workload
+from tokenaudit.simulate.workload_files import mask_array
 
 SOURCE = "tokenaudit simulate"
 

@@ -21,7 +21,8 @@ from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEve
 from tokenaudit.simulate.event_log import EventLogWriter
 from tokenaudit.simulate.notices import simulation_notices
 from tokenaudit.simulate.run import simulate
-from tokenaudit.simulate.workload import Workload, read_workload
+from tokenaudit.simulate.workload import Workload
+from tokenaudit.simulate.workload_files import read_workload
 from tokenaudit.simulate.workload_from_log import workload_from_log
 
 CLOSED_LOOP = "closed loop"
