@@ -102,7 +102,7 @@ def exempt_responses(agentic: Tensor, group: Tensor, groups: int) -> Tensor:
 
 
 def _per_token(values: Tensor, model_steps: Tensor, offsets: Tensor | None) -> Tensor:
-    """Values of shape [R] for every token; without `output_size` the device would have to tell the host N."""
+    """Values of shape [R] for every token; without `output_size` the host would have to wait for N."""
     if offsets is None:
         return values.unsqueeze(1)
     return torch.repeat_interleave(values, offsets.diff(), output_size=len(model_steps))

@@ -100,7 +100,7 @@ def write_masks(
         on_progress: called with the number of rows of the log read so far.
 
     Raises:
-        LogError: the log can't be read again, doesn't tell which tokens of a response are in the loss, or a response
+        LogError: the log can't be read again, doesn't say which tokens of a response are in the loss, or a response
             is longer than any.
     """
     tokens = plan.tokens()
@@ -176,7 +176,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     """Whether each token is in the loss; None where all are.
 
     Raises:
-        LogError: a run tells how many of its tokens are in the loss, and nothing tells which.
+        LogError: a run says how many of its tokens are in the loss, and nothing says which.
     """
     rows = plan.log_row[entries] - first_row
     column = _recorded_masks(batch, rows)

@@ -76,7 +76,7 @@ def replay(
         on_log_event: called with the index of every log event that is followed, before what it causes.
 
     Yields:
-        What happens, in order; `run_events.RunEnded` last.
+        What happens, in order; `replay.events.RunEnded` last.
 
     Raises:
         UsageError, ConfigError: before the first event, if this log can't be replayed this way.

@@ -23,7 +23,7 @@ Held = Mapping[tuple[int, int], int]
 
 
 class FittedPut(NamedTuple):
-    """The members of a put and what fitting them to the held tokens cost; see `run_events.PutReconciled`.
+    """The members of a put and what fitting them to the held tokens cost; see `replay.events.PutReconciled`.
 
     Attributes:
         restarted_by_log: the part of `restarted_tokens` that belongs to responses that failed.

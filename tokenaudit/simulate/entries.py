@@ -1,4 +1,4 @@
-"""What a simulated run tells beyond `run_events`: the entries of its event log, and why it can't go on."""
+"""What a simulated run yields beyond `replay.events`: the entries of its event log, and why it can't go on."""
 
 from __future__ import annotations
 

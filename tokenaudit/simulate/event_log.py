@@ -51,7 +51,7 @@ _COLUMNS = list(_TYPES)
 class EventLogWriter:
     """Writes entries to a Parquet file as they come; use it as a context manager.
 
-    Versions are written as far as `model_step` doesn't tell them, so the log of a run without partial rollouts has
+    Versions are written as far as `model_step` doesn't give them, so the log of a run without partial rollouts has
     none.
 
     Args:
@@ -171,7 +171,7 @@ class EventLogWriter:
             self._version_counts.append(self._add_versions(response, entry.model_step))
 
     def _add_versions(self, response: Response, model_step: int) -> int:
-        """Remember the versions of a response's tokens before those that `model_step` tells; how many these are."""
+        """Remember the versions of a response's tokens before those that `model_step` gives; how many these are."""
         runs = response.runs
         if runs and runs[-1][0] == model_step:
             runs = runs[:-1]

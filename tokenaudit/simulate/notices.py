@@ -53,7 +53,7 @@ def simulation_notices(
 
 
 def prompt_order_notices(workload: Workload, prompt_order: PromptOrder | None) -> list[Notice]:
-    """That group ids tell an order of prompts that their first puts don't.
+    """That group ids give an order of prompts that their first puts don't.
 
     Ids are taken for a count of prompts where nearly every number between the least and the largest is a group, and
     groups ended near the place that their id has. Row numbers of a shuffled data set are dense too, but lie a third of

@@ -24,7 +24,7 @@ def simulate(workload: Workload, config: Config, max_concurrency: int | None = N
         max_concurrency: responses generated at once, first spawned first served; None: any number.
 
     Yields:
-        What happens, in order; `run_events.RunEnded` last. A run that can't go on yields `entries.RunStuck` right
+        What happens, in order; `replay.events.RunEnded` last. A run that can't go on yields `entries.RunStuck` right
         before it. Every run ends: it has a last step, and within a step only so many groups begin.
 
     Raises:

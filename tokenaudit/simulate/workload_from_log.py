@@ -42,13 +42,13 @@ def workload_from_log(
     Args:
         log: the log.
         digest: its digest.
-        token_time_us: time per token of every response, microseconds; None: told from `generate_time_us`.
+        token_time_us: time per token of every response, microseconds; None: derived from `generate_time_us`.
         prompt_order: the order of the groups of each task.
         on_progress: called with the number of rows read so far.
 
     Raises:
         LogError: the log has no generation times and no `token_time_us` is given, its ids can't be recycled, or its
-            version runs don't tell which tokens are in the loss.
+            version runs don't say which tokens are in the loss.
     """
     if len(digest.responses.tokens) == 0:
         what, hint = "the log has no put to derive a workload from", "record at least one put"
