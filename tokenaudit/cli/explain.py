@@ -46,11 +46,10 @@ def explain(
 ) -> None:
     """Tell the life of one group, one step of a run, or what an audit rule means."""
     del quiet, verbose
-    from tokenaudit.audit.checks import RULES
-    from tokenaudit.audit.rule import rule_named
-
     if group is None and step is None:
         if len(subject) == 1 and not subject[0].exists():
+            from tokenaudit.audit.checks import RULES
+            from tokenaudit.audit.rule import rule_named
             from tokenaudit.render.explain import render_rule
 
             streams.write_result(render_rule(rule_named(str(subject[0]), RULES)))
