@@ -115,7 +115,9 @@ class RowChecker:
         codes = [self.task_codes.setdefault(name, len(self.task_codes)) for name in batch.task_names]
         events["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[events["task"]]
         was_faulty = faults.is_faulty.copy()
-        groups_before = self._check_events(events, faults)
+        rows = self._with_row_before(events)
+        check_rows((EVENT_ID_FALLS, *MIXED_EVENT), rows, faults, first=1)
+        groups_before = _groups_before(rows, faults)
         is_put = events["kind"] == _PUT
         responses["continues_ids"] = self._continues_ids(batch.ids, events, responses, is_put)
         newly_faulty = faults.is_faulty & ~was_faulty
@@ -124,23 +126,15 @@ class RowChecker:
             responses["run_count"][newly_faulty] = 0
         return batch._replace(runs=runs, groups_before=groups_before)
 
-    def _check_events(self, events: Columns, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
-        """Event ids never fall, and the rows of one event agree; gives the groups that rows are mixed up with."""
+    def _with_row_before(self, events: Columns) -> RowNumbers:
+        """What the order of rows is checked by: the rows of a batch behind the one before them, or behind the first."""
         before = self._before or {name: int(events[name][0]) for name in _ORDER_COLUMNS}
         rows = {name: np.concatenate([np.array([before[name]]), events[name]]) for name in _ORDER_COLUMNS}
         ids = rows["event_id"]
         reached = np.maximum.accumulate(np.concatenate([np.array([before.get("reached", ids[0])]), ids[1:]]))
         self._before = {name: int(events[name][-1]) for name in _ORDER_COLUMNS} | {"reached": int(reached[-1])}
         rows["id_before"] = np.concatenate([reached[:1], reached[:-1]])
-        check_rows((EVENT_ID_FALLS, *MIXED_EVENT), RowNumbers(rows, {}), faults, first=1)
-        if not faults.counts[FaultKind.MIXED_EVENT]:
-            return ()
-        mixed = np.flatnonzero(faults.where(FaultKind.MIXED_EVENT))
-        # the row before each stands at its position in `rows`
-        of_group = mixed[np.isin(rows["kind"][mixed], (_PUT, _SAMPLE))]
-        return tuple(
-            dict.fromkeys(zip(rows["task"][of_group].tolist(), rows["group_id"][of_group].tolist(), strict=True))
-        )
+        return RowNumbers(rows, {})
 
     def _continues_ids(
         self, ids: Lists | None, events: Columns, responses: Columns, is_put: Bools
@@ -159,6 +153,13 @@ class RowChecker:
             of_puts,
         )
         return verdicts
+
+
+def _groups_before(rows: RowNumbers, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
+    """The groups of the rows before those that are mixed up with them; `rows` begin one row before the batch."""
+    mixed = np.flatnonzero(faults.where(FaultKind.MIXED_EVENT))
+    of_group = mixed[np.isin(rows["kind"][mixed], (_PUT, _SAMPLE))]
+    return tuple(dict.fromkeys(zip(rows["task"][of_group].tolist(), rows["group_id"][of_group].tolist(), strict=True)))
 
 
 def _put_runs(columns: BatchColumns, numbers: RowNumbers, is_sound: Bools) -> Runs:

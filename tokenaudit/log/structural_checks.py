@@ -231,27 +231,23 @@ EVENT_ID_FALLS = StructuralCheck(
 )
 
 
-def same_event(rows: Rows) -> Bools:
-    """Rows of the same event as the row before."""
+def same_event(rows: Rows, values: np.ndarray[Any, Any] | None = None) -> Bools:
+    """Rows of the same event as the row before; given `values` of shape [rows], those whose value differs from it."""
     ids = rows["event_id"]
     is_same = np.zeros(len(ids), dtype=np.bool_)
     is_same[1:] = (ids[1:] == ids[:-1]) & (ids[1:] != ABSENT)
+    if values is not None:
+        is_same[1:] &= values[1:] != values[:-1]
     return is_same
 
 
 def _mixed(column: str, value: Callable[[Rows], np.ndarray[Any, Any]]) -> StructuralCheck:
     """The rows of one event agree on what it is."""
-
-    def is_wrong(rows: Rows) -> Bools:
-        values, differs = value(rows), same_event(rows)
-        differs[1:] &= values[1:] != values[:-1]
-        return differs
-
     return StructuralCheck(
         FaultKind.MIXED_EVENT,
         column,
         (),
-        is_wrong,
+        lambda rows: same_event(rows, value(rows)),
         lambda rows, row: f"{column} differs from the row before, in event {rows['event_id'][row]}",
     )
 
