@@ -130,19 +130,17 @@ def _read_baseline(path: Path) -> dict[str, Any]:
 
 def _renderers(report: AuditReport, log_path: str, most: int) -> Renderers:
     from tokenaudit.audit.report import report_json
+    from tokenaudit.cli.output import in_render
     from tokenaudit.render.audit import audit_blocks, audit_csv
     from tokenaudit.render.console import console_text
-    from tokenaudit.render.github import audit_github
-    from tokenaudit.render.junit import audit_junit
     from tokenaudit.render.markdown import markdown_text
-    from tokenaudit.render.sarif import audit_sarif
 
     return {
         "table": lambda terminal: console_text(audit_blocks(report, most=most), terminal),
         "json": lambda _: report_json(report),
         "csv": lambda _: audit_csv(report),
         "markdown": lambda _: markdown_text(audit_blocks(report, most=most)),
-        "junit": lambda _: audit_junit(report, most=most),
-        "sarif": lambda _: audit_sarif(report, log_path, most=most),
-        "github": lambda _: audit_github(report, log_path, most=most),
+        "junit": lambda _: in_render("junit.audit_junit")(report, most=most),
+        "sarif": lambda _: in_render("sarif.audit_sarif")(report, log_path, most=most),
+        "github": lambda _: in_render("github.audit_github")(report, log_path, most=most),
     }

@@ -204,18 +204,16 @@ def _report_baseline(path: Path, fault: str | None, code: int) -> int:
 
 
 def _renderers(report: GateReport, judged: str) -> Renderers:
+    from tokenaudit.cli.output import in_render
     from tokenaudit.render.console import console_text
     from tokenaudit.render.gate import gate_blocks, gate_json
-    from tokenaudit.render.github import gate_github
-    from tokenaudit.render.junit import gate_junit
     from tokenaudit.render.markdown import markdown_text
-    from tokenaudit.render.sarif import gate_sarif
 
     return {
         "table": lambda terminal: console_text(gate_blocks(report), terminal),
         "json": lambda _: gate_json(report),
         "markdown": lambda _: markdown_text(gate_blocks(report)),
-        "junit": lambda _: gate_junit(report),
-        "sarif": lambda _: gate_sarif(report, judged),
-        "github": lambda _: gate_github(report),
+        "junit": lambda _: in_render("junit.gate_junit")(report),
+        "sarif": lambda _: in_render("sarif.gate_sarif")(report, judged),
+        "github": lambda _: in_render("github.gate_github")(report),
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
@@ -122,23 +124,18 @@ def write_stdout(text: str, stdout_format: str) -> None:
     write(text)
 
 
+def in_render(function: str) -> Callable[..., Any]:
+    """A function of the render room, named as module.function: its module is loaded only where a format needs it."""
+    module, _, name = function.partition(".")
+    return getattr(import_module(f"tokenaudit.render.{module}"), name)
+
+
 def result_renderers(result: Result, *, by_task: bool) -> Renderers:
-    """The formats of a run; those of a flat table load polars, so only where they are asked for."""
-
-    def csv(_: Terminal) -> str:
-        from tokenaudit.render.frames import csv_text, rows_frame
-
-        return csv_text(rows_frame(result, by_task=by_task))
-
-    def parquet(_: Terminal) -> bytes:
-        from tokenaudit.render.frames import parquet_bytes, rows_frame
-
-        return parquet_bytes(rows_frame(result, by_task=by_task))
-
+    """The formats of a run; those of a flat table load polars."""
     return {
         "table": lambda terminal: console_text(result_blocks(result, by_task=by_task), terminal),
         "json": lambda _: result_to_json(result),
         "markdown": lambda _: markdown_text(result_blocks(result, by_task=by_task)),
-        "csv": csv,
-        "parquet": parquet,
+        "csv": lambda _: in_render("frames.csv_text")(in_render("frames.rows_frame")(result, by_task=by_task)),
+        "parquet": lambda _: in_render("frames.parquet_bytes")(in_render("frames.rows_frame")(result, by_task=by_task)),
     }
