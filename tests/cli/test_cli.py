@@ -233,7 +233,7 @@ def test_a_crash_is_2_and_shows_its_traceback_only_when_asked(run_cli, monkeypat
     def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("tokenaudit.replay.session.replay_log", crash)
+    monkeypatch.setattr("tokenaudit.replay.session.load_log", crash)
     ran = run_cli("replay", SAMPLE)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: internal error: ZeroDivisionError: boom\n")

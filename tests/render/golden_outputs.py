@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.compare.results import made_result
 from tokenaudit.compare.compare import Comparison, Side, compare
 from tokenaudit.config.toml import quoted
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule, Origin
@@ -21,7 +22,7 @@ from tokenaudit.render.github import gate_github
 from tokenaudit.render.junit import gate_junit
 from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.sarif import gate_sarif
-from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, Coverage, InputInfo, Notice, Result
+from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, Coverage, InputInfo, Result
 
 OUTPUTS = Path(__file__).parent.parent / "outputs"
 HOSTILE = "a|b<c>&d%0A\n::error::[red]\x1b[31m]]>\ufffe,;:\\`*_"

@@ -18,6 +18,7 @@ from tokenaudit.cli.options import (
     SetOption,
     VerboseOption,
     output_option,
+    run_request,
 )
 from tokenaudit.contracts.errors import Problem, ResultError, UsageError
 from tokenaudit.contracts.files import read_bounded
@@ -93,7 +94,6 @@ def audit(
     from tokenaudit.audit.report import compared, of_severity
     from tokenaudit.audit.rule import select_rules
     from tokenaudit.audit.session import audit_log
-    from tokenaudit.cli.inputs import run_request
     from tokenaudit.cli.output import check_outputs, emit
 
     outputs = output or []

@@ -10,6 +10,8 @@ from tokenaudit.cli.options import (
     QuarantineOption,
     QuietOption,
     VerboseOption,
+    parquet_output,
+    run_request,
 )
 
 
@@ -27,7 +29,6 @@ def compact(
     look at token ids, log-probabilities, or columns the log schema doesn't know.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import parquet_output, run_request, show_notices
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import replacing
     from tokenaudit.log.compact import write_compact
@@ -42,7 +43,7 @@ def compact(
     check_left(digest)
     with replacing(output) as target:
         done = write_compact(target, opened, digest, request.stage(f"writing {output.name}", opened.rows))
-    show_notices(quarantine_notices(digest))
+    streams.show_notices(quarantine_notices(digest))
     if done.left_out:
         streams.note(f"note: left out {', '.join(done.left_out)}; audits of the new log can't check single tokens")
     streams.write_result(f"{done.rows} rows: {done.tokens} tokens as {done.runs} version runs\n")

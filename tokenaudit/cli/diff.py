@@ -22,6 +22,7 @@ from tokenaudit.cli.options import (
     TokenTimeOption,
     VerboseOption,
     output_option,
+    run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -97,7 +98,6 @@ def diff(
     """Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."""
     del quiet, verbose
     from tokenaudit.cli.diff_sides import load_sides
-    from tokenaudit.cli.inputs import run_request
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.compare.compare import compare
     from tokenaudit.compare.session import check_same_log

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from tokenaudit.cli.inputs import check_kind, flags_for_logs
+from tokenaudit.cli.options import check_kind, flags_for_logs
 from tokenaudit.compare.compare import Side
 from tokenaudit.compare.group_events import GroupEvents
 from tokenaudit.config.loading import Settings

@@ -17,6 +17,8 @@ from tokenaudit.cli.options import (
     QuietOption,
     SetOption,
     VerboseOption,
+    note_config,
+    run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -57,7 +59,6 @@ def explain(
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
         raise UsageError(Problem("--group and --step exclude each other", None, "run it twice"))
-    from tokenaudit.cli.inputs import note_config, run_request
     from tokenaudit.replay.session import load_log
 
     request = run_request(subject, config=config, overrides=set_, quarantine=quarantine, isolated=isolated, cache=cache)

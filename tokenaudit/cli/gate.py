@@ -22,7 +22,13 @@ from tokenaudit.cli.options import (
     TimelineOption,
     TokenTimeOption,
     VerboseOption,
+    check_kind,
+    is_saved_result,
+    note_config,
     output_option,
+    run_request,
+    saved_result,
+    stuck_problems,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -109,7 +115,6 @@ def gate(
     all together. Without any, no metric may be worse than in the baseline.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import run_request, show_notices
     from tokenaudit.cli.job_summary import append_summary, summary_file
     from tokenaudit.cli.output import check_outputs, rendered, rendered_stdout, write_stdout
     from tokenaudit.contracts.files import write_files
@@ -145,7 +150,7 @@ def gate(
         report = judge_for_baseline(run.result, located)
     else:
         report = gate_result(run.result, located, baseline=baseline, allow_different_log=allow_different_log)
-    show_notices(report.notices)
+    streams.show_notices(report.notices)
     renderers = _renderers(report, log[0].as_posix())
     contents = rendered(renderers, outputs, SUFFIXES)
     text = rendered_stdout(renderers, format_)
@@ -172,7 +177,6 @@ class _Run(NamedTuple):
 
 
 def _judged_run(request: RunRequest) -> _Run:
-    from tokenaudit.cli.inputs import check_kind, is_saved_result, note_config, saved_result, stuck_problems
     from tokenaudit.replay.session import replay_log
     from tokenaudit.simulate.session import simulate_workload
 

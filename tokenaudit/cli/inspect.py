@@ -12,6 +12,7 @@ from tokenaudit.cli.options import (
     OverviewFormatOption,
     QuietOption,
     VerboseOption,
+    run_request,
 )
 
 
@@ -24,7 +25,6 @@ def inspect(
 ) -> None:
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
-    from tokenaudit.cli.inputs import run_request
     from tokenaudit.log.overview import overview_data
     from tokenaudit.render.overview import render_overview
     from tokenaudit.replay.session import inspect_log

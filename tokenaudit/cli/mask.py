@@ -18,6 +18,9 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    note_config,
+    parquet_output,
+    run_request,
     step_range,
 )
 
@@ -59,7 +62,6 @@ def mask(
     """
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
-    from tokenaudit.cli.inputs import note_config, parquet_output, run_request, show_notices
     from tokenaudit.cli.output import check_outputs
 
     check_outputs([parquet_output(output, "masks")], log if config is None else [*log, config])
@@ -82,7 +84,7 @@ def mask(
     selection = Selection(selected, frozenset(task) if task else None, include_untaken)
     masked = mask_log(request, output, backend, selection=selection)
     note_config(masked.settings, request)
-    show_notices(masked.notices)
+    streams.show_notices(masked.notices)
     totals = masked.totals
     streams.write_result(
         f"{totals.responses} responses: {totals.trained_tokens} tokens trained, "

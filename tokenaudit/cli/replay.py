@@ -22,7 +22,11 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    is_saved_result,
+    note_config,
     output_option,
+    run_request,
+    saved_result,
     step_range,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
@@ -52,10 +56,9 @@ def replay(
     LOG may also be a result saved with -o result.json, to show it again.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import is_saved_result, note_config, run_request, saved_result, show_notices
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.replay.result import select_steps
-    from tokenaudit.replay.session import replay_log
+    from tokenaudit.replay.session import load_log, replay_loaded
 
     selected = step_range("--steps", steps)
     outputs = output or []
@@ -73,10 +76,10 @@ def replay(
     if is_saved_result(log):
         result = saved_result(request)
     else:
-        replayed = replay_log(request)
-        note_config(replayed.settings, request)
-        result = replayed.result
-    show_notices(result.warnings)
+        loaded = load_log(request)
+        note_config(loaded.settings, request)
+        result = replay_loaded(loaded)
+    streams.show_notices(result.warnings)
     if selected is not None:
         result = select_steps(result, *selected)
         if not result.steps:

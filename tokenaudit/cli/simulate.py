@@ -22,8 +22,11 @@ from tokenaudit.cli.options import (
     SetOption,
     TokenTimeOption,
     VerboseOption,
+    note_config,
     output_option,
+    run_request,
     step_range,
+    stuck_problems,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -81,7 +84,6 @@ def simulate(
     Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin.
     """
     del quiet, verbose
-    from tokenaudit.cli.inputs import note_config, run_request, show_notices, stuck_problems
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.contracts.files import replacing
     from tokenaudit.replay.result import select_steps
@@ -107,7 +109,7 @@ def simulate(
         simulated = simulate_workload(request, event_log=event_log_file)
         note_config(simulated.settings, request)
         result = simulated.result
-        show_notices(result.warnings)
+        streams.show_notices(result.warnings)
         stuck = result.simulation.stuck if result.simulation else ()
         if selected is not None:
             result = select_steps(result, *selected)

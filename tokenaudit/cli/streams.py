@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import typer
     from rich.progress import Progress, TaskID
 
+    from tokenaudit.contracts.errors import Notice
+
 _PROGRESS_AFTER_SECONDS = 1.0
 
 _is_quiet = False
@@ -108,6 +110,12 @@ def show_warning(message: str, cost: str = "") -> None:
     note(f"warning: {message}")
     if cost:
         note(f"  {cost}")
+
+
+def show_notices(notices: Iterable[Notice]) -> None:
+    """Show the warnings of a result on standard error."""
+    for notice in notices:
+        show_warning(notice.message, notice.cost)
 
 
 def show_problems(problems: Iterable[Problem]) -> None:

@@ -18,6 +18,7 @@ from tokenaudit.cli.options import (
     QuietOption,
     TokenTimeOption,
     VerboseOption,
+    run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -37,7 +38,6 @@ def workload(
 ) -> None:
     """Derive a workload from a log: one row per response with its length, token time, mask and marks."""
     del quiet, verbose
-    from tokenaudit.cli.inputs import run_request, show_notices
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import replacing
     from tokenaudit.log.files import is_workload
@@ -55,7 +55,7 @@ def workload(
         run_request(log, token_time_us=token_time_us, prompt_order=prompt_order, quarantine=quarantine)
     )
     derived = loaded.workload
-    show_notices(prompt_order_notices(derived, loaded.prompt_order))
+    streams.show_notices(prompt_order_notices(derived, loaded.prompt_order))
     with replacing(output) as temporary:
         write_workload(derived, temporary, loaded.source.config_json)
     facts = {

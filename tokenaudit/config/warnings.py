@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from tokenaudit.config.model import Config, Policy, TaskPolicy
 from tokenaudit.config.toml import dotted
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.lifecycle.staleness import stale_threshold, token_stale_threshold
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigWarning:
-    """One thing a user should know about a valid config.
+    """A notice about a config, with the keys and tasks it is about.
 
     Attributes:
         code: stable name, such as "tail-batch-zero".
@@ -27,6 +28,11 @@ class ConfigWarning:
     cost: str
     keys: tuple[str, ...]
     tasks: tuple[str, ...] = ()
+
+    @property
+    def notice(self) -> Notice:
+        """The notice alone, as results hold it."""
+        return Notice(self.code, self.message, self.cost)
 
     @property
     def where(self) -> str:

@@ -1,7 +1,7 @@
-"""What goes wrong for a user, and how it is told: what, where, what to do.
+"""What a person should know: a `Problem` keeps something from being judged, a `Notice` only qualifies what was judged.
 
-Code that finds a fault builds a `Problem`; code that can't go on raises a `TokenauditError` that holds every
-problem it found, so that a user mends them in one go.
+Code that can't go on raises a `TokenauditError` that holds every problem it found, so that a user mends them in one go.
+Two rooms have a word of their own: a fault is what is wrong with a row of a log, a finding what an audit rule reports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault.
+    """An error that is the user's to mend.
 
     Attributes:
         what: what is wrong, with the offending value.
@@ -25,6 +25,21 @@ class Problem:
     what: str
     where: str | None = None
     hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should know before trusting a result or a config, which is valid all the same.
+
+    Attributes:
+        code: stable name.
+        message: what is the case.
+        cost: what it costs or what to do about it; empty where the message says it.
+    """
+
+    code: str
+    message: str
+    cost: str = ""
 
 
 class TokenauditError(Exception):

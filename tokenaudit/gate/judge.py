@@ -20,11 +20,11 @@ from tokenaudit.compare.metric_values import (
 )
 from tokenaudit.compare.metric_values import total_value as run_value
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import Problem, ResultError, RuleError, nearest_hint
+from tokenaudit.contracts.errors import Notice, Problem, ResultError, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
 from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Outcome, Verdict
 from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
-from tokenaudit.replay.result import TASKS, TRAIN_STEP, Notice, Result, RowData
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
 def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None = None) -> GateReport:

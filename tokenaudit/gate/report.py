@@ -7,8 +7,9 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.compare.metric_values import Number
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.gate.rule import Level, Operator, Rule
-from tokenaudit.replay.result import InputInfo, Notice
+from tokenaudit.replay.result import InputInfo
 
 GATE_SCHEMA_VERSION = 1
 """Version of the JSON that `gate` writes."""

@@ -8,13 +8,13 @@ from typing import Unpack
 
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import resolved
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.files import replacing
 from tokenaudit.masks.batch import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
 from tokenaudit.replay.notices import quarantine_notices
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
-from tokenaudit.replay.result import Notice
 from tokenaudit.replay.session import load_log, no_collections
 
 

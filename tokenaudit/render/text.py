@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tokenaudit.contracts.metrics import Metric, Unit
 
 if TYPE_CHECKING:
-    from tokenaudit.replay.result import Notice
+    from tokenaudit.contracts.errors import Notice
 
 NOTHING = "–"
 """Shown where there is no value."""

@@ -11,13 +11,14 @@ from tokenaudit.config.model import Config
 from tokenaudit.config.overrides import OVERRIDE
 from tokenaudit.config.toml import dotted
 from tokenaudit.config.warnings import config_warnings
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE, PRIOR_ASSUMED, Digest
 from tokenaudit.log.files import Log
 from tokenaudit.replay.ledger import Ledger
 from tokenaudit.replay.request import TimelineKind
-from tokenaudit.replay.result import Coverage, Notice, Result, intervals_text
+from tokenaudit.replay.result import Coverage, Result, intervals_text
 
 _SIMULATED_ONLY = ("timeline.steps", "timeline.train_batch_size")
 
@@ -28,7 +29,7 @@ def notices(
     """All notices of a replay, in a fixed order."""
     warnings = config_warnings(config, recorded_sync_weights_interval(log), digest.tasks)
     return [
-        *(Notice(warning.code, warning.message, warning.cost) for warning in warnings),
+        *(warning.notice for warning in warnings),
         *(Notice("source-limit", limit) for limit in log.limits),
         *(Notice("log-note", note) for note in log.notes),
         *quarantine_notices(digest),

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
 from tokenaudit.replay.ledger import Account, Ledger, Row, combined
 from tokenaudit.replay.request import PromptOrder
@@ -26,21 +27,6 @@ RATIOS = "ratios"
 
 RowData = dict[str, Any]
 """A row as saved: values by metric name, `tasks` with a row per task, and `train_step` on steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something a person should know before trusting a result.
-
-    Attributes:
-        code: stable name.
-        message: what is the case.
-        cost: what it costs or what to do about it; empty where the message says it.
-    """
-
-    code: str
-    message: str
-    cost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import numpy as np
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
 from tokenaudit.config.warnings import config_warnings
+from tokenaudit.contracts.errors import Notice
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.files import Log
 from tokenaudit.replay.notices import override_notices
 from tokenaudit.replay.request import PromptOrder, TimelineKind
-from tokenaudit.replay.result import Notice
 from tokenaudit.simulate.workload import TaskWorkload, Workload
 
 _GAPS = 10
@@ -42,7 +42,7 @@ def simulation_notices(
     tasks = list(workload.tasks)
     warnings = config_warnings(config, None, tasks)
     return [
-        *(Notice(warning.code, warning.message, warning.cost) for warning in warnings),
+        *(warning.notice for warning in warnings),
         *_resync_notices(config),
         *(Notice("log-note", note) for note in source.notes),
         *_workload_notices(workload, quarantined),
