@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -380,29 +377,19 @@ def test_a_result_of_selected_steps_is_not_judged(tmp_path: Path, run_cli: Run):
 # ---- the sample
 
 
-def gate_in_a_process(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenaudit", "gate", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(SAMPLE.parent.parent)},
-    )
-
-
-def test_the_worse_config_fails_against_the_baseline_of_the_good_one(tmp_path: Path):
-    wrote = gate_in_a_process(tmp_path, SAMPLE, "-c", GOOD, "--write-baseline", "baseline.json")
-    assert wrote.returncode == 0
-    good = gate_in_a_process(tmp_path, SAMPLE, "-c", GOOD, "--baseline", "baseline.json")
-    assert good.returncode == 0
-    assert good.stdout.endswith("passed\n")
+def test_the_worse_config_fails_against_the_baseline_of_the_good_one(run_cli):
+    wrote = run_cli("gate", SAMPLE, "-c", GOOD, "--write-baseline", "baseline.json")
+    assert wrote.code == 0
+    good = run_cli("gate", SAMPLE, "-c", GOOD, "--baseline", "baseline.json")
+    assert good.code == 0
+    assert good.out.endswith("passed\n")
     rules = ("--rule", "dropped_tokens <= +2%", "--rule", "trained_token_rate >= -1pp")
-    bad = gate_in_a_process(tmp_path, SAMPLE, "-c", WORSE, "--baseline", "baseline.json", *rules)
-    assert bad.returncode == 1
-    assert "5,204,799 is 3,964,838.04 above the limit 1,239,960.96" in bad.stdout
-    assert "worst step 27: 304,335 (baseline 79,172); worst task there code: 238,503 (baseline 70,970)" in bad.stdout
-    assert "warning: task math: max_token_staleness 1" in bad.stderr
-    assert "dropped_tokens" not in bad.stderr
+    bad = run_cli("gate", SAMPLE, "-c", WORSE, "--baseline", "baseline.json", *rules)
+    assert bad.code == 1
+    assert "5,204,799 is 3,964,838.04 above the limit 1,239,960.96" in bad.out
+    assert "worst step 27: 304,335 (baseline 79,172); worst task there code: 238,503 (baseline 70,970)" in bad.out
+    assert "warning: task math: max_token_staleness 1" in bad.err
+    assert "dropped_tokens" not in bad.err
 
 
 def test_the_pre_commit_hook_runs_the_gate():
