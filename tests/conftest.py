@@ -3,10 +3,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer.main
 from hypothesis import settings
 
 from tokenaudit.cli import main
@@ -23,6 +25,10 @@ SAMPLE = ROOT / "sample_data" / "rollouts.parquet"
 def examples(share: float) -> settings:
     """Settings of a test that needs more or fewer examples than others: a share of the profile's number."""
     return settings(max_examples=max(1, round(share * settings.default.max_examples)))
+
+
+get_command = cache(typer.main.get_command)
+"""The commands as typer makes them, made once instead of at every run: that takes longer than most runs do."""
 
 
 class Ran(NamedTuple):
@@ -44,6 +50,7 @@ def _pinned_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ran]:
     """Runs `tokenaudit ARGUMENTS` through the real entry point, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def run(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["tokenaudit", *map(str, arguments)])
