@@ -29,8 +29,7 @@ from tokenaudit.config.loading import load_settings
 from tokenaudit.log.batches import worker_count
 from tokenaudit.log.files import open_log
 from tokenaudit.log.reading import read_digest
-from tokenaudit.masks.batch import MaskBatch
-from tokenaudit.masks.numpy_backend import NumpyBackend
+from tokenaudit.masks.backends import MaskBatch, NumpyBackend
 from tokenaudit.replay.request import RunRequest
 from tokenaudit.replay.session import LoadedLog, replay_loaded
 
@@ -100,7 +99,7 @@ def masks(_: Path) -> None:
         "plain Python lists: masks": lambda: _plain_masks(plain),
     }
     if _has("torch"):
-        from tokenaudit.masks.devices import choose_backend
+        from tokenaudit.masks.backends import choose_backend
 
         for device in ("cpu", "auto"):
             backend = choose_backend(device)

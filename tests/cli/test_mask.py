@@ -15,7 +15,7 @@ import torch
 from tests.builders import write_log
 from tests.conftest import ROOT, SAMPLE
 from tokenaudit.masks import writing
-from tokenaudit.masks.batch import MaskBatch
+from tokenaudit.masks.backends import MaskBatch
 from tokenaudit.masks.plan import MaskPlan
 
 CONFIG = ("-s", "policy.max_staleness=5", "-s", "policy.max_token_staleness=0")

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.oracles.slow_buffer import SlowBuffer
-from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
+from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer, ReplayPolicy
 from tokenaudit.lifecycle.members import Group, MadeMembers
-from tokenaudit.lifecycle.pool import ReplayPolicy
 from tokenaudit.lifecycle.staleness import ExpiryPolicy
 from tokenaudit.lifecycle.types import Response, Status
 
@@ -109,8 +108,7 @@ def held(buffer: Any) -> Any:
     return {
         "groups": [(group.key, group.responses) for group in buffer.held_groups()],
         "counts": {(task, status): buffer.count(task, status) for task in TASKS for status in HELD_STATUSES},
-        "statuses": {(task, group_id): buffer.status_of(task, group_id) for task in TASKS for group_id in GROUP_IDS},
-        "members": {(task, group_id): buffer.responses_of(task, group_id) for task in TASKS for group_id in GROUP_IDS},
+        "held": {(task, group_id): buffer.held(task, group_id) for task in TASKS for group_id in GROUP_IDS},
     }
 
 

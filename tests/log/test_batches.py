@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from tokenaudit.contracts.errors import LogError
 from tokenaudit.log import batches, log_file, reading
-from tokenaudit.log.batches import map_batches, read_batches
+from tokenaudit.log.batches import Prefetch, map_batches, read_batches
 from tokenaudit.log.files import open_log
-from tokenaudit.log.prefetch import Prefetch
 from tokenaudit.log.reading import read_digest
 
 

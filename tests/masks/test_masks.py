@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tokenaudit.lifecycle.staleness import ALWAYS_FRESH, oldest_fresh_version
 from tokenaudit.masks import torch_backend
-from tokenaudit.masks.batch import MaskBatch, Masks
-from tokenaudit.masks.numpy_backend import NumpyBackend
+from tokenaudit.masks.backends import MaskBatch, Masks, NumpyBackend
 from tokenaudit.masks.torch_backend import CudaBackend, TorchBackend, effective_mask, exempt_responses
 
 CPU = torch.device("cpu")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tokenaudit.masks.devices import choose_backend
-from tokenaudit.masks.numpy_backend import NumpyBackend
+from tokenaudit.masks.backends import NumpyBackend, choose_backend
 from tokenaudit.masks.session import mask_log
 
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden").glob("*/expected.json"))

@@ -7,6 +7,7 @@ Every refresh looks at every record, every staleness is counted again from the v
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.events import (
     ExpiryReason,
     Fate,
@@ -20,7 +21,6 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import Group, GroupMembers, MadeMembers
-from tokenaudit.lifecycle.pool import ReplayPolicy
 from tokenaudit.lifecycle.staleness import ExpiryPolicy
 from tokenaudit.lifecycle.types import Response, Status
 
@@ -170,13 +170,9 @@ class SlowBuffer:
     def find(self, task_name: str, group_id: int) -> SlowRecord | None:
         return next((record for record in self.records if record.group.key == (task_name, group_id)), None)
 
-    def status_of(self, task_name: str, group_id: int) -> Status | None:
+    def held(self, task_name: str, group_id: int) -> tuple[Status, GroupMembers] | None:
         record = self.find(task_name, group_id)
-        return None if record is None else record.status
-
-    def responses_of(self, task_name: str, group_id: int) -> GroupMembers | None:
-        record = self.find(task_name, group_id)
-        return None if record is None else record.group.responses
+        return None if record is None else (record.status, record.group.responses)
 
     def count(self, task_name: str, status: Status) -> int:
         return len(self.order(task_name, status))

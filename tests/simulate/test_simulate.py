@@ -13,13 +13,11 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import ConfigError
 from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.simulate import scheduling
-from tokenaudit.simulate.engine import Engine, Meter
+from tokenaudit.simulate.disaggregated import Producer, Trainer, next_poll
+from tokenaudit.simulate.engine import Engine, Flight, Generation, Meter
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason
-from tokenaudit.simulate.flight import Flight, Generation
-from tokenaudit.simulate.producer import Producer, next_poll
-from tokenaudit.simulate.prompts import PromptPasses
 from tokenaudit.simulate.settings import DisaggregatedTimes
-from tokenaudit.simulate.trainer import Trainer
+from tokenaudit.simulate.workload import PromptPasses
 from tokenaudit.simulate.world import ProducerStatus, World
 
 SIMULATED = [metric.name for metric in m.SIMULATED_METRICS]

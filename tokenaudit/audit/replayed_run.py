@@ -15,8 +15,7 @@ from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejec
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, Digest
-from tokenaudit.replay.events import RunEvent, StepClosed
-from tokenaudit.replay.held_groups import HeldGroups, Key
+from tokenaudit.replay.events import HeldGroups, Key, RunEvent, StepClosed
 from tokenaudit.replay.ledger import Ledger, count
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import TimelineKind

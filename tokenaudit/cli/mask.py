@@ -65,7 +65,7 @@ def mask(
     from tokenaudit.cli.output import check_outputs
 
     check_outputs([parquet_output(output, "masks")], log if config is None else [*log, config])
-    from tokenaudit.masks.devices import choose_backend
+    from tokenaudit.masks.backends import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tokenaudit.config.model import Allowed, Buffer, Config, Gate, Mode, Policy, Section, Task, Timeline
 from tokenaudit.config.toml import dotted, shown
 from tokenaudit.contracts.errors import Problem, nearest_hint
-from tokenaudit.lifecycle.pool import ReplayPolicy
+from tokenaudit.lifecycle.buffer import ReplayPolicy
 
 _MOST_PROBLEMS = 20
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 
 from tokenaudit.config.toml import dotted
 from tokenaudit.contracts.errors import ConfigError, Problem
-from tokenaudit.lifecycle.pool import ReplayPolicy
+from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.staleness import ExpiryPolicy, stale_threshold, token_stale_threshold
 
 OFF = "off"

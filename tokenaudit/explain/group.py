@@ -25,8 +25,7 @@ from tokenaudit.lifecycle.members import GroupMembers
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
 from tokenaudit.log.digest import KINDS, Digest
-from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
-from tokenaudit.replay.held_groups import HeldGroups, Key
+from tokenaudit.replay.events import HeldGroups, Key, PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 from tokenaudit.replay.open_loop import replay, timeline_of
 from tokenaudit.replay.request import TimelineKind
 

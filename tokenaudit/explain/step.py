@@ -10,8 +10,7 @@ from tokenaudit.lifecycle.events import GroupExpired, GroupPut, GroupTaken
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.digest import Digest
-from tokenaudit.replay.events import StepClosed
-from tokenaudit.replay.held_groups import HeldGroups
+from tokenaudit.replay.events import HeldGroups, StepClosed
 from tokenaudit.replay.open_loop import replay
 
 

@@ -1,13 +1,16 @@
 """The replay buffer: put, refresh_staleness, take_batch and sample change its state and return events.
 
 Cost follows what changes. Versions do not change while a group is held, so the step at which its next member
-expires is known at put; a refresh looks only at groups whose step has come.
+expires is known at put; a refresh looks only at groups whose step has come. Staleness grows by one a step for every
+record at the same time, so the order by oldest version stands still while ages grow. Only records whose staleness is
+pinned at 0 (no member has a token) move against the others; they have a heap of their own.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 
 from tokenaudit.lifecycle.events import (
     ExpiryReason,
@@ -20,17 +23,114 @@ from tokenaudit.lifecycle.events import (
     LifecycleEvent,
     MembersExpired,
     Where,
+    expiry_reason,
+    group_reason,
 )
-from tokenaudit.lifecycle.members import Group, GroupMembers, MemberFacts, MembersPart
-from tokenaudit.lifecycle.pool import Pool, Record, ReplayPolicy
+from tokenaudit.lifecycle.members import Group, GroupMembers, MembersPart
 from tokenaudit.lifecycle.staleness import (
     ExpiryPolicy,
-    expires_by_token,
-    is_too_old,
     newest_too_old,
     oldest_fresh_version,
 )
 from tokenaudit.lifecycle.types import Status
+
+_SLACK = 64
+
+
+class ReplayPolicy(StrEnum):
+    """The order in which records leave a pool."""
+
+    STALENESS = "staleness"
+    """Largest record staleness first, then the order of the puts: uses old data before it expires."""
+    FIFO = "fifo"
+    """The order of the puts."""
+
+
+class Record:
+    """A group in the buffer.
+
+    Attributes:
+        group: the group.
+        status: the pool it is in.
+        timestamp: place in the order of the puts.
+        aging_from: the version its staleness counts from; None while the staleness is pinned at 0.
+        expiry_step: the train step at which its next member expires; None when none ever does.
+    """
+
+    __slots__ = ("aging_from", "expiry_step", "group", "status", "timestamp")
+
+    def __init__(self, group: Group, status: Status, timestamp: int, expiry_step: int | None) -> None:
+        self.group = group
+        self.status = status
+        self.timestamp = timestamp
+        self.aging_from: int | None = None
+        self.expiry_step = expiry_step
+
+
+class Pool:
+    """Records in policy order: the stalest first, then by timestamp; pinned ones count as staleness 0.
+
+    Heap entries of records that left or moved stay behind until they surface, or until they outnumber the
+    records.
+    """
+
+    __slots__ = ("_aging", "_pinned", "_records")
+
+    def __init__(self) -> None:
+        self._records: dict[int, Record] = {}
+        self._aging: list[tuple[int, int]] = []
+        self._pinned: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: Record) -> None:
+        """Hold a record; call again after its `aging_from` changed."""
+        timestamp = record.timestamp
+        self._records[timestamp] = record
+        if record.aging_from is None:
+            heapq.heappush(self._pinned, timestamp)
+        else:
+            heapq.heappush(self._aging, (record.aging_from, timestamp))
+        if len(self._aging) + len(self._pinned) > 2 * len(self._records) + _SLACK:
+            self._rebuild()
+
+    def remove(self, record: Record) -> None:
+        """Forget a record."""
+        del self._records[record.timestamp]
+
+    def pop_first(self, clock: int) -> Record:
+        """Remove and return the first record in order.
+
+        Args:
+            clock: the train step that staleness is counted at.
+
+        Raises:
+            IndexError: the pool is empty.
+        """
+        records, aging, pinned = self._records, self._aging, self._pinned
+        while aging and not _is_current(records.get(aging[0][1]), aging[0][0]):
+            heapq.heappop(aging)
+        while pinned and not _is_current(records.get(pinned[0]), None):
+            heapq.heappop(pinned)
+        if pinned and (not aging or (clock - 1, pinned[0]) < aging[0]):
+            return records.pop(heapq.heappop(pinned))
+        return records.pop(heapq.heappop(aging)[1])
+
+    def _rebuild(self) -> None:
+        self._aging = [
+            (record.aging_from, timestamp)
+            for timestamp, record in self._records.items()
+            if record.aging_from is not None
+        ]
+        self._pinned = [timestamp for timestamp, record in self._records.items() if record.aging_from is None]
+        heapq.heapify(self._aging)
+        heapq.heapify(self._pinned)
+
+
+def _is_current(record: Record | None, aging_from: int | None) -> bool:
+    return record is not None and record.aging_from == aging_from
+
 
 HELD_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
 """The pools a task has."""
@@ -46,8 +146,6 @@ _PUT = Where.PUT
 _RESET = Fate.RESET
 _DISCARDED = Fate.DISCARDED
 _ARRIVED_EXPIRED = ExpiryReason.ARRIVED_EXPIRED
-_SEQUENCE = ExpiryReason.SEQUENCE
-_TOKEN = ExpiryReason.TOKEN
 
 
 class ReplayBuffer:
@@ -86,13 +184,12 @@ class ReplayBuffer:
             return events
         if self._clock is None:
             self._clock = train_step
-        record = Record(group, status, self._next_timestamp)
+        age, expiry_step = measures.staleness_max(train_step), measures.expires_at(self._policies[task])
+        record = Record(group, status, self._next_timestamp, expiry_step)
         self._next_timestamp += 1
-        _measure(record, self._policies[task])
-        if not measures.has_expired and not _is_due(record, train_step):
-            self._admit(record, status, measures.staleness_max(train_step))
+        if not measures.has_expired and (expiry_step is None or expiry_step > train_step):
+            self._admit(record, status, age)
             return events
-        age = measures.staleness_max(train_step)
         event = self._expire(record, train_step, _PUT)
         events.append(event)
         if isinstance(event, GroupExpired) and event.fate is _RESET:
@@ -152,15 +249,10 @@ class ReplayBuffer:
         self._forget(record)
         return [GroupSampled(task_name, group_id, record.status, record.group.responses)]
 
-    def status_of(self, task_name: str, group_id: int) -> Status | None:
-        """The pool a group is held in; None when it isn't held."""
+    def held(self, task_name: str, group_id: int) -> tuple[Status, GroupMembers] | None:
+        """The pool a group is held in, and its members; None when it isn't held."""
         record = self._held.get((task_name, group_id))
-        return None if record is None else record.status
-
-    def responses_of(self, task_name: str, group_id: int) -> GroupMembers | None:
-        """The members of a held group; None when it isn't held."""
-        record = self._held.get((task_name, group_id))
-        return None if record is None else record.group.responses
+        return None if record is None else (record.status, record.group.responses)
 
     def count(self, task_name: str, status: Status) -> int:
         """Groups in a pool."""
@@ -177,12 +269,12 @@ class ReplayBuffer:
         members = group.responses
         newest_stale = newest_too_old(train_step, policy.stale_threshold)
         oldest_fresh = oldest_fresh_version(train_step, policy.token_threshold(members.measures.is_agentic))
-        reasons = [_expiry_reason(facts, newest_stale, oldest_fresh) for facts in members.facts]
+        reasons = [expiry_reason(facts, newest_stale, oldest_fresh) for facts in members.facts]
         is_expired = [reason is not None for reason in reasons]
         fate = _RESET if policy.retryable else _DISCARDED
         if fate is _RESET:
             group.responses = members.reset(is_expired)
-            _measure(record, policy)
+            record.expiry_step = group.responses.measures.expires_at(policy)
         if record.status is _EXPIRED and where is _REFRESH:
             is_new = [reason is not None and reason is not _ARRIVED_EXPIRED for reason in reasons]
             return MembersExpired(group.task_name, group.group_id, train_step, MembersPart(members, is_new))
@@ -191,7 +283,7 @@ class ReplayBuffer:
             group.group_id,
             train_step,
             where,
-            _group_reason(reasons),
+            group_reason(reasons),
             fate,
             MembersPart(members, is_expired),
             MembersPart(members, [reason is None for reason in reasons]),
@@ -210,13 +302,14 @@ class ReplayBuffer:
         oldest version (it was put at another step, or has just lost tokens), the next refresh settles it.
         """
         record.status = status
-        pool = self._pools[record.group.task_name][status]
-        if not self._by_staleness or (record.oldest is None and age == 0):
+        group = record.group
+        pool, oldest = self._pools[group.task_name][status], group.responses.measures.oldest
+        if not self._by_staleness or (oldest is None and age == 0):
             record.aging_from = None
         else:
             assert self._clock is not None
             record.aging_from = self._clock - age - 1
-            if record.aging_from != record.oldest:
+            if record.aging_from != oldest:
                 self._unsettled.append(record)
         pool.add(record)
 
@@ -248,34 +341,3 @@ class ReplayBuffer:
     def _forget(self, record: Record) -> None:
         del self._held[record.group.key]
         del self._by_timestamp[record.timestamp]
-
-
-def _measure(record: Record, policy: ExpiryPolicy) -> None:
-    """Set what follows from the members' versions: the oldest of them, and when the next member expires."""
-    measures = record.group.responses.measures
-    record.oldest = measures.oldest
-    record.expiry_step = measures.expires_at(policy)
-
-
-def _is_due(record: Record, train_step: int) -> bool:
-    return record.expiry_step is not None and record.expiry_step <= train_step
-
-
-def _expiry_reason(facts: MemberFacts, newest_stale: int, oldest_fresh: int) -> ExpiryReason | None:
-    """Why a response is expired, given the newest version too old for a response and the oldest fresh for a token."""
-    status, _, _, _, _, oldest, newest_trainable = facts
-    if status is _EXPIRED:
-        return _ARRIVED_EXPIRED
-    if oldest is None:
-        return None
-    if is_too_old(oldest, newest_stale):
-        return _SEQUENCE
-    return _TOKEN if expires_by_token(newest_trainable, oldest_fresh) else None
-
-
-def _group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
-    """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
-    for reason in (_ARRIVED_EXPIRED, _SEQUENCE):
-        if reason in reasons:
-            return reason
-    return _TOKEN

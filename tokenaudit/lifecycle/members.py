@@ -6,12 +6,12 @@ decisions about them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from tokenaudit.lifecycle.staleness import ExpiryPolicy, staleness
-from tokenaudit.lifecycle.types import Response, Status, group_status
+from tokenaudit.lifecycle.staleness import ExpiryPolicy, staleness, too_old_from
+from tokenaudit.lifecycle.types import Response, Status
 
 MemberFacts = tuple[Status, int, int, int, bool, int | None, int | None]
 """`status`, `tokens`, `trainable_tokens`, `prior_len`, `agentic`, `oldest` and `newest_trainable` of a response; plain
@@ -69,7 +69,13 @@ class GroupMeasures(NamedTuple):
 
     def expires_at(self, policy: ExpiryPolicy) -> int | None:
         """The train step at which the next member expires if nothing happens before; None if none ever does."""
-        return policy.expires_at(self.oldest_alive, self.newest_trainable, self.is_agentic)
+        if self.oldest_alive is None:
+            return None
+        step = too_old_from(self.oldest_alive, policy.stale_threshold)
+        threshold = policy.token_threshold(self.is_agentic)
+        if threshold is None or self.newest_trainable is None:
+            return step
+        return min(step, too_old_from(self.newest_trainable, threshold))
 
 
 class _Responses(Sequence[Response]):
@@ -265,3 +271,14 @@ def measured_together(members: Sequence[MemberFacts]) -> GroupMeasures:
         oldest_alive,
         newest_trainable,
     )
+
+
+_PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
+
+
+def group_status(present: Collection[Status]) -> Status:
+    """Status of a group whose members have these: the first of failed, aborted, expired, filtered, else completed."""
+    for status in _PRECEDENCE:
+        if status in present:
+            return status
+    return Status.COMPLETED

@@ -136,19 +136,3 @@ class ExpiryPolicy:
     def token_threshold(self, is_agentic: bool) -> int | None:
         """The token threshold of a group; None where no token rule applies: an agentic member exempts its group."""
         return None if is_agentic else self.token_stale_threshold
-
-    def expires_at(self, oldest: int | None, newest_trainable: int | None, is_agentic: bool) -> int | None:
-        """The train step at which the next member of a group expires; None if none ever does.
-
-        Args:
-            oldest: smallest version of the members that can still expire; None without any.
-            newest_trainable: of their newest trainable versions the smallest; None without any.
-            is_agentic: whether a member of the group is agentic.
-        """
-        if oldest is None:
-            return None
-        step = too_old_from(oldest, self.stale_threshold)
-        threshold = self.token_threshold(is_agentic)
-        if threshold is None or newest_trainable is None:
-            return step
-        return min(step, too_old_from(newest_trainable, threshold))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 
 VersionRun = tuple[int, int, int]
@@ -138,17 +138,6 @@ class Response:
         return Response(
             self.rollout_id, Status.EXPIRED, (), 0, self.segment, self.agentic, None, self.row, _MEASURES_OF_NOTHING
         )
-
-
-_PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
-
-
-def group_status(present: Collection[Status]) -> Status:
-    """Status of a group whose members have these: the first of failed, aborted, expired, filtered, else completed."""
-    for status in _PRECEDENCE:
-        if status in present:
-            return status
-    return Status.COMPLETED
 
 
 def token_count(responses: Iterable[Response]) -> int:

@@ -15,9 +15,8 @@ from tokenaudit.lifecycle.staleness import oldest_fresh_version
 from tokenaudit.lifecycle.types import Response
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import Digest
-from tokenaudit.masks.batch import Int32s
-from tokenaudit.replay.events import RunEvent, StepClosed
-from tokenaudit.replay.held_groups import HeldGroup, HeldGroups, Key
+from tokenaudit.masks.backends import Int32s
+from tokenaudit.replay.events import HeldGroup, HeldGroups, Key, RunEvent, StepClosed
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import TimelineKind
 
@@ -48,7 +47,7 @@ class MaskPlan(NamedTuple):
         group_id: the group.
         rollout_id: the rollout.
         segment: position among the segments of a split rollout.
-        oldest_fresh: the oldest version that is fresh; see `batch.oldest_fresh_version`.
+        oldest_fresh: the oldest version that is fresh; see `staleness.oldest_fresh_version`.
         is_taken: False for responses that are only held.
         first_run: the first version run of each, shape [M + 1].
         run_version: version of each run, under the timeline of the replay.

@@ -10,7 +10,7 @@ from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.files import replacing
-from tokenaudit.masks.batch import Backend
+from tokenaudit.masks.backends import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
 from tokenaudit.replay.notices import quarantine_notices

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenaudit.lifecycle.staleness import ALWAYS_FRESH, is_fresh, oldest_fresh
 from tokenaudit.log.columns import Int64s
-from tokenaudit.masks.batch import MaskBatch, Masks
+from tokenaudit.masks.backends import MaskBatch, Masks
 
 MEMORY_SHARE = 0.25
 """Share of the device's memory that masking may take."""

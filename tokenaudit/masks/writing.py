@@ -21,7 +21,7 @@ from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
 from tokenaudit.log.semantic_masks import masks_of_runs
 from tokenaudit.log.version_runs import recorded_runs
-from tokenaudit.masks.batch import Backend, MaskBatch, Masks, Pending
+from tokenaudit.masks.backends import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
 
 META_KIND = "tokenaudit.kind"

@@ -223,8 +223,7 @@ class _Replay:
     def _put(self, index: int, recorded: GroupMembers, task: str, group_id: int, train_step: int) -> Iterator[RunEvent]:
         """Put a recorded group, fitted to what is held of it here."""
         key = (task, group_id)
-        status = self._buffer.status_of(task, group_id)
-        members = self._buffer.responses_of(task, group_id) if status else self._in_flight.get(key)
+        status, members = self._buffer.held(task, group_id) or (None, self._in_flight.get(key))
         held = {} if members is None else members.tokens_by_key()
         if status is _COMPLETED or key in self._taken:
             yield PutSkipped(task, group_id, self._puts.new_tokens(index, held))
@@ -248,11 +247,10 @@ class _Replay:
 
     def _sample(self, task: str, group_id: int) -> Iterator[RunEvent]:
         """The log generated this group again; it leaves its pool if it waits in one here."""
-        members = self._buffer.responses_of(task, group_id)
-        if members is None or self._buffer.status_of(task, group_id) is _COMPLETED:
-            return
-        self._in_flight[(task, group_id)] = members
-        yield from self._buffer.withdraw(task, group_id)
+        status, members = self._buffer.held(task, group_id) or (None, None)
+        if members is not None and status is not _COMPLETED:
+            self._in_flight[task, group_id] = members
+            yield from self._buffer.withdraw(task, group_id)
 
     def _take(self, train_step: int, sizes: Mapping[str, int]) -> Iterator[RunEvent]:
         for event in self._buffer.take_batch(train_step, sizes):

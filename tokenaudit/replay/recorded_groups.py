@@ -13,9 +13,10 @@ from tokenaudit.lifecycle.members import (
     GroupMembers,
     MemberFacts,
     facts_after_reset,
+    group_status,
     measured_together,
 )
-from tokenaudit.lifecycle.types import Response, Status, VersionRun, group_status
+from tokenaudit.lifecycle.types import Response, Status, VersionRun
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import STATUS_CODE, STATUSES, Digest
 from tokenaudit.log.version_runs import Int32s
@@ -55,10 +56,6 @@ class RecordedGroups:
         columns, rows = self.digest.responses, self._rows(put)
         return zip(columns.rollout_id[rows].tolist(), columns.segment[rows].tolist(), strict=True)
 
-    def tokens_by_key(self, put: int, facts: Sequence[MemberFacts]) -> dict[tuple[int, int], int]:
-        """Tokens of every response of a put event, by rollout and segment, given what is known of each."""
-        return dict(zip(self.keys(put), [tokens for _, tokens, _, _, _, _, _ in facts], strict=True))
-
     def responses(self, put: int, facts: Sequence[MemberFacts]) -> tuple[Response, ...]:
         """The responses of a put event, given what is known of each."""
         columns, all_runs, rows = self.digest.responses, self.digest.runs, self._rows(put)
@@ -97,14 +94,33 @@ class RecordedGroups:
         return slice(int(first_response[put]), int(first_response[put + 1]))
 
 
-class _RecordedMembers(GroupMembers):
-    """The members of a recorded put.
+class _PutMembers(GroupMembers):
+    """The members of a put event."""
 
-    Args:
-        block: what is worked out for many at a time.
-        place: their group in it.
-        measures: what follows from all of them together.
-    """
+    __slots__ = ()
+
+    groups: RecordedGroups
+    """Where they are recorded."""
+    put: int
+    """Their put event."""
+
+    def made(self) -> tuple[Response, ...]:
+        """All of them."""
+        return self.groups.responses(self.put, self.facts)
+
+    def reset(self, lost: Sequence[bool]) -> GroupMembers:
+        """See `GroupMembers`."""
+        pairs = zip(self.facts, lost, strict=True)
+        facts = [facts_after_reset(own) if is_lost else own for own, is_lost in pairs]
+        return _ResetMembers(self.groups, self.put, facts, measured_together(facts))
+
+    def tokens_by_key(self) -> dict[tuple[int, int], int]:
+        tokens = [tokens for _, tokens, _, _, _, _, _ in self.facts]
+        return dict(zip(self.groups.keys(self.put), tokens, strict=True))
+
+
+class _RecordedMembers(_PutMembers):
+    """The members of a recorded put; what is known of each is worked out for a block of puts at a time."""
 
     __slots__ = ("_block", "_facts", "_place")
 
@@ -115,50 +131,43 @@ class _RecordedMembers(GroupMembers):
         self.measures = measures
 
     @property
+    def groups(self) -> RecordedGroups:
+        return self._block.groups
+
+    @property
+    def put(self) -> int:
+        return self._block.puts[self._place]
+
+    @property
     def facts(self) -> Sequence[MemberFacts]:
         """See `GroupMembers`."""
         if self._facts is None:
-            self._facts = self._block.facts(self._place)
+            first, last = self._block.bounds[self._place : self._place + 2]
+            self._facts = self._block.facts[first:last]
         return self._facts
 
-    def made(self) -> tuple[Response, ...]:
-        """All of them."""
-        return self._block.groups.responses(self._block.put(self._place), self.facts)
-
-    def reset(self, lost: Sequence[bool]) -> GroupMembers:
-        """See `GroupMembers`."""
-        return _ResetMembers(self._block.groups, self._block.put(self._place), self.facts, lost)
-
-    def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        return self._block.groups.tokens_by_key(self._block.put(self._place), self.facts)
-
     def rewards(self) -> Iterable[float]:
-        return self._block.rewards(self._place)
+        bounds, rewards = self._block.scored
+        return rewards[bounds[self._place] : bounds[self._place + 1]]
 
     def trainable_by_version(self) -> Iterable[tuple[int, int]]:
-        return self._block.trainable_by_version(self._place)
+        bounds, pairs = self._block.versions
+        return pairs[bounds[self._place] : bounds[self._place + 1]]
 
 
-class _ResetMembers(GroupMembers):
-    """The members of a recorded put of which some have lost their tokens.
+class _ResetMembers(_PutMembers):
+    """The members of a recorded put of which some have lost their tokens: every expired one.
 
     They may be held until the run ends, and hold on to nothing that is worked out for other groups.
-
-    Args:
-        groups: where they are recorded.
-        put: their put event.
-        facts: theirs, as they were.
-        lost: which lost their tokens; every expired one is among these.
     """
 
-    __slots__ = ("_facts", "_groups", "_put")
+    __slots__ = ("_facts", "groups", "put")
 
-    def __init__(self, groups: RecordedGroups, put: int, facts: Sequence[MemberFacts], lost: Sequence[bool]) -> None:
-        self._groups = groups
-        self._put = put
-        pairs = zip(facts, lost, strict=True)
-        self._facts = [facts_after_reset(own) if is_lost else own for own, is_lost in pairs]
-        self.measures = measured_together(self._facts)
+    def __init__(self, groups: RecordedGroups, put: int, facts: Sequence[MemberFacts], measures: GroupMeasures) -> None:
+        self.groups = groups
+        self.put = put
+        self._facts = facts
+        self.measures = measures
 
     @property
     def facts(self) -> Sequence[MemberFacts]:
@@ -167,15 +176,7 @@ class _ResetMembers(GroupMembers):
 
     def made(self) -> tuple[Response, ...]:
         """All of them."""
-        responses = self._groups.responses(self._put, self._facts)
-        return tuple([one.reset() if one.status is _EXPIRED else one for one in responses])
-
-    def reset(self, lost: Sequence[bool]) -> GroupMembers:
-        """See `GroupMembers`."""
-        return _ResetMembers(self._groups, self._put, self._facts, lost)
-
-    def tokens_by_key(self) -> dict[tuple[int, int], int]:
-        return self._groups.tokens_by_key(self._put, self._facts)
+        return tuple([one.reset() if one.status is _EXPIRED else one for one in super().made()])
 
 
 class _Block:
@@ -183,11 +184,11 @@ class _Block:
 
     def __init__(self, groups: RecordedGroups, puts: Int64s) -> None:
         self.groups = groups
-        self._puts: list[int] = puts.tolist()
+        self.puts: list[int] = puts.tolist()
         columns = groups.digest.responses
         first_response = groups.digest.events.first_response
         self._starts, self._rows = _spans(first_response[puts], first_response[puts + 1])
-        self._bounds: list[int] = [*self._starts.tolist(), len(self._rows)]
+        self.bounds: list[int] = [*self._starts.tolist(), len(self._rows)]
         self._tokens = columns.tokens[self._rows]
         self._prior_len = np.maximum(columns.prior_len[self._rows], 0)
         self._status = columns.status[self._rows]
@@ -204,7 +205,7 @@ class _Block:
         statuses = [_STATUSES_OF[present] for present in np.bitwise_or.reduceat(1 << self._status, starts).tolist()]
         return map(
             GroupMeasures,
-            np.diff(self._bounds).tolist(),
+            np.diff(self.bounds).tolist(),
             np.add.reduceat(self._tokens, starts).tolist(),
             np.add.reduceat(self._tokens - self._prior_len, starts).tolist(),
             np.add.reduceat(self._trainable_tokens, starts).tolist(),
@@ -219,43 +220,22 @@ class _Block:
             _smallest(self._newest_trainable, is_alive & (self._newest_trainable >= 0), starts),
         )
 
-    def put(self, place: int) -> int:
-        """The put event of a group."""
-        return self._puts[place]
-
-    def facts(self, place: int) -> list[MemberFacts]:
-        """Those of every response of a group."""
-        return self._facts[self._own(place)]
-
-    def rewards(self, place: int) -> list[float]:
-        """Rewards of the scored responses of a group."""
-        bounds, rewards = self._scored
-        return rewards[bounds[place] : bounds[place + 1]]
-
-    def trainable_by_version(self, place: int) -> list[tuple[int, int]]:
-        """(version, trainable tokens) of a group, every version once."""
-        bounds, pairs = self._versions
-        return pairs[bounds[place] : bounds[place + 1]]
-
-    def _own(self, place: int) -> slice:
-        return slice(self._bounds[place], self._bounds[place + 1])
-
     @cached_property
-    def _scored(self) -> tuple[list[int], list[float]]:
+    def scored(self) -> tuple[list[int], list[float]]:
         """The rewards that count, and where those of each group begin."""
         rewards = self.groups.digest.responses.reward[self._rows]
         is_scored = ~np.isnan(rewards)
         before = np.concatenate([[0], np.cumsum(is_scored)])
-        return before[self._bounds].tolist(), rewards[is_scored].tolist()
+        return before[self.bounds].tolist(), rewards[is_scored].tolist()
 
     @cached_property
-    def _versions(self) -> tuple[list[int], list[tuple[int, int]]]:
+    def versions(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Trainable tokens of each group by version, and where a group's begin."""
         first_run = self.groups.digest.responses.first_run
         starts, runs = _spans(first_run[self._rows], first_run[self._rows + 1])
         run_bounds = np.append(starts, len(runs))
         trainable = self.groups.digest.runs.trainable[runs].astype(np.int64)
-        group_bounds = run_bounds[self._bounds]
+        group_bounds = run_bounds[self.bounds]
         group = np.repeat(np.arange(len(self._starts)), np.diff(group_bounds))
         version = self.groups.model_step[runs].astype(np.int64)
         is_trained = trainable > 0
@@ -272,8 +252,8 @@ class _Block:
         return np.searchsorted(key[firsts] >> 32, np.arange(len(self._starts) + 1)).tolist(), pairs
 
     @cached_property
-    def _facts(self) -> list[MemberFacts]:
-        """Those of every response."""
+    def facts(self) -> list[MemberFacts]:
+        """What is known of every response."""
         return list(
             zip(
                 map(STATUSES.__getitem__, self._status.tolist()),

@@ -13,7 +13,7 @@ from tokenaudit.lifecycle.events import GroupSampled
 from tokenaudit.lifecycle.members import Group, MadeMembers
 from tokenaudit.lifecycle.types import Response, Status, token_count
 from tokenaudit.replay.events import PutReconciled
-from tokenaudit.simulate.engine import Engine
+from tokenaudit.simulate.engine import Engine, Flight, Generation
 from tokenaudit.simulate.entries import (
     CannotGoOnError,
     PutEntry,
@@ -22,9 +22,7 @@ from tokenaudit.simulate.entries import (
     StuckReason,
     StuckTaskReport,
 )
-from tokenaudit.simulate.flight import Flight, Generation
-from tokenaudit.simulate.prompts import PromptPasses
-from tokenaudit.simulate.workload import TaskWorkload
+from tokenaudit.simulate.workload import PromptPasses, TaskWorkload
 
 MAX_GROUPS_PER_STEP = 200_000
 """Groups a task may begin in one step: a run that asks for more is a mistake, and one that needs more doesn't end."""
@@ -256,7 +254,8 @@ class TaskScheduler:
         if landing.restarted_tokens:
             state.events.append(PutReconciled(self.name, group_id, 0, landing.restarted_tokens, 0, 0))
         state.events.extend(state.buffer.put(Group(self.name, group_id, MadeMembers(landing.responses)), train_step))
-        if state.buffer.status_of(self.name, group_id) is Status.COMPLETED:
+        status, _ = state.buffer.held(self.name, group_id) or (None, None)
+        if status is Status.COMPLETED:
             self.watch.restart()
         elif not is_cut_off and flight.attempt is not None and self.watch.has_failed(flight.attempt):
             self._give_up(landing.responses)

@@ -10,7 +10,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import Metric
 from tokenaudit.lifecycle.buffer import HELD_STATUSES, ReplayBuffer
 from tokenaudit.replay.events import RunEnded, StepClosed
-from tokenaudit.simulate.engine import Engine, Meter
+from tokenaudit.simulate.engine import Engine, Flight, Meter
 from tokenaudit.simulate.entries import (
     CannotGoOnError,
     RefreshEntry,
@@ -20,7 +20,6 @@ from tokenaudit.simulate.entries import (
     SyncEntry,
     TakeEntry,
 )
-from tokenaudit.simulate.flight import Flight
 from tokenaudit.simulate.scheduling import RunState, TaskScheduler
 from tokenaudit.simulate.workload import Workload
 
