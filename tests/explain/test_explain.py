@@ -12,7 +12,9 @@ from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts.errors import UsageError
 from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, MemberOutcome, group_history
 from tokenaudit.explain.step import step_report
-from tokenaudit.render.explain import render_history, render_step
+from tokenaudit.render.console import console_text
+from tokenaudit.render.explain import TO_ASCII, history_blocks, step_blocks
+from tokenaudit.render.markdown import markdown_text
 
 EXPECTED = Path(__file__).parent.parent / "outputs" / "explained"
 
@@ -105,7 +107,7 @@ def test_a_rejected_group_and_tokens_not_continued_are_told():
     assert kinds(history)[-1] == (1, EntryKind.REJECTED)
     assert only(history, EntryKind.REJECTED).detail == "as failed"
     assert [entry.restarted_tokens for entry in history.entries if entry.kind is EntryKind.PUT] == [0, 4]
-    assert "4 held tokens not continued" in render_history(history)
+    assert "4 held tokens not continued" in console_text(history_blocks(history))
     assert history.ending == "discarded as failed"
 
 
@@ -113,9 +115,9 @@ def test_the_mask_at_the_take_is_drawn_run_by_run():
     versions, mask = [0] * 10 + [1] * 10, [1] * 15 + [0] * 5
     row = put(1, 1, tokens=20, train_step=2, response_model_steps=versions, response_mask=mask)
     history = history_of([row, take(2, 2)], max_token_staleness=0)
-    text = render_history(history)
+    text = console_text(history_blocks(history))
     assert "▒" * 20 + "█" * 10 + "·" * 10 in text
-    assert "s" * 20 + "#" * 10 + "." * 10 in render_history(history, unicode=False)
+    assert "s" * 20 + "#" * 10 + "." * 10 in text.translate(TO_ASCII)
     assert only(history, EntryKind.TAKEN).members[0].outcome is MemberOutcome.TRAINED
 
 
@@ -141,7 +143,8 @@ def test_a_step_tells_who_was_taken_expired_and_waits():
     ]  # fmt: skip
     second = step_report(digest, config(), 5)
     assert [(group.group_id, group.age, group.trained) for group in second.taken] == [(4, 1, 4)]
-    assert "group 4: staleness 1, 4 tokens, 4 trained, 0 masked as stale" in render_step(second)
+    assert "group 4: staleness 1, 4 tokens, 4 trained, 0 masked as stale" in console_text(step_blocks(second))
+    assert markdown_text(step_blocks(second)).startswith("## tokenaudit explain: step ")
     with pytest.raises(UsageError, match="no step 9"):
         step_report(digest, config(), 9)
 

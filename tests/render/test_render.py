@@ -13,12 +13,11 @@ import pytest
 from tests.builders import make_digest, put, refresh, take, write_log
 from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
-from tokenaudit.render.blocks import Table, TableColumn, TableRow
-from tokenaudit.render.console import Terminal, console_text
+from tokenaudit.render.blocks import Table, TableColumn, TableRow, count_text, share_text, value_text
+from tokenaudit.render.console import Terminal, console_text, sparkline
 from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
 from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.result import SHOWN_ROWS, result_blocks
-from tokenaudit.render.text import count_text, share_text, sparkline, value_text
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.result import Result

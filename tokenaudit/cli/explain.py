@@ -52,9 +52,10 @@ def explain(
         if len(subject) == 1 and not subject[0].exists():
             from tokenaudit.audit.checks import RULES
             from tokenaudit.audit.rule import rule_named
-            from tokenaudit.render.explain import render_rule
+            from tokenaudit.render.console import console_text
+            from tokenaudit.render.explain import rule_blocks
 
-            streams.write_result(render_rule(rule_named(str(subject[0]), RULES)))
+            streams.write_result(console_text(rule_blocks(rule_named(str(subject[0]), RULES))))
             return
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
@@ -70,13 +71,15 @@ def explain(
 def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
     from tokenaudit.explain.group import group_history
     from tokenaudit.explain.step import step_report
-    from tokenaudit.render.explain import render_history, render_step
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.explain import TO_ASCII, history_blocks, step_blocks
 
     if group is not None:
         task, group_id = _group_key(group, digest.tasks)
-        return render_history(group_history(digest, config, task, group_id), unicode=streams.is_unicode())
+        text = console_text(history_blocks(group_history(digest, config, task, group_id)))
+        return text if streams.is_unicode() else text.translate(TO_ASCII)
     assert step is not None
-    return render_step(step_report(digest, config, step))
+    return console_text(step_blocks(step_report(digest, config, step)))
 
 
 def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:

@@ -75,11 +75,12 @@ def import_(
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.write import first_look, import_log
-    from tokenaudit.render.imports import formats_text, imports_text, plan_text
-    from tokenaudit.render.text import count_text
+    from tokenaudit.render.blocks import count_text
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.imports import formats_blocks, imports_text, plan_blocks
 
     if list_:
-        streams.write_result(formats_text(IMPORTERS.values()))
+        streams.write_result(console_text(formats_blocks(IMPORTERS.values())))
         return
     if not source:
         raise UsageError(Problem("nothing to import", None, "name the files or folders of a dump, or --list"))
@@ -93,7 +94,8 @@ def import_(
     if dry_run:
         look = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
-        streams.write_result(plan_text(importer, files[:_SHOWN_FILES], size, context, look.put, look.unmapped))
+        plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, look.put, look.unmapped)
+        streams.write_result(console_text(plan))
         return
     path = _checked_output(output, files, force)
     _show_progress(importer, files, context)

@@ -26,11 +26,12 @@ def inspect(
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
     from tokenaudit.log.overview import overview_data
-    from tokenaudit.render.overview import render_overview
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.overview import overview_blocks
     from tokenaudit.replay.session import inspect_log
 
     view = inspect_log(run_request(log, cache=cache))
     if format_ is OverviewFormat.JSON:
         streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:
-        streams.write_result(render_overview(view))
+        streams.write_result(console_text(overview_blocks(view)))

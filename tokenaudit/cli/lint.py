@@ -21,7 +21,8 @@ def lint(
     del quiet, verbose
     from tokenaudit.config.loading import load_settings
     from tokenaudit.config.warnings import config_warnings
-    from tokenaudit.render.text import count_text, printable
+    from tokenaudit.contracts.errors import printable
+    from tokenaudit.render.blocks import count_text
 
     settings = load_settings(config_path=config, overrides=set_ or [], working_dir=Path.cwd(), isolated=True)
     warnings = config_warnings(settings.config)

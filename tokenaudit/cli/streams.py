@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tokenaudit.contracts.errors import Problem, UsageError
-from tokenaudit.render.text import printable
+from tokenaudit.contracts.errors import Problem, UsageError, printable
 
 if TYPE_CHECKING:
     import typer

@@ -118,5 +118,10 @@ def shown(value: object) -> str:
         return type(value).__name__
 
 
+def printable(text: str) -> str:
+    """Text from a file, safe to show: control and other unprintable characters as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2

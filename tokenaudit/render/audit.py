@@ -9,6 +9,7 @@ from io import StringIO
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
 from tokenaudit.audit.rule import Severity
+from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     Bar,
     Block,
@@ -22,9 +23,9 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
+    count_text,
     only,
 )
-from tokenaudit.render.text import count_text, printable
 
 CSV_COLUMNS = (
     "code", "name", "severity", "task", "group_id", "rollout_id", "put", "first_token", "tokens", "train_step", "file",

@@ -1,11 +1,23 @@
-"""What a report is made of: blocks that builders return and printers draw. Nothing here knows how they are drawn."""
+"""What a report is made of: blocks that builders return and printers draw, and how all of them write numbers.
+
+Nothing here knows how a block is drawn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import Literal, TypeVar
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from tokenaudit.contracts.metrics import Metric, Unit
+
+if TYPE_CHECKING:
+    from tokenaudit.contracts.errors import Notice
+
+NOTHING = "–"
+"""Shown where there is no value."""
 
 
 class Form(StrEnum):
@@ -96,6 +108,20 @@ class Lines(Block):
     lines: Sequence[Line]
     tone: Tone = Tone.PLAIN
     indent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Block):
+    """Lines whose characters stand in columns, which a document keeps by a fixed-width font."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Block):
+    """Names and what is said of each; the names of further values of the same thing are empty."""
+
+    pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +221,32 @@ _Part = TypeVar("_Part", Block, TableRow, TableColumn)
 def shown_in(form: Form, parts: Iterable[_Part]) -> list[_Part]:
     """The blocks, or the rows or columns of a table, that a form shows."""
     return [part for part in parts if part.form in (None, form)]
+
+
+def value_text(metric: Metric, value: int | float | None) -> str:
+    """A metric's value with thousands separated; rewards with three decimals."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.3f}" if metric.unit is Unit.REWARD else f"{value:,}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """A share in percent with one decimal; never 0 % or 100 % of something that isn't."""
+    if whole == 0:
+        return NOTHING
+    share = Fraction(100 * part, whole)
+    if 0 < share < Fraction(1, 10):
+        return "<0.1 %"
+    if Fraction(999, 10) < share < 100:
+        return ">99.9 %"
+    return f"{float(share):.1f} %"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def notice_lines(notices: Iterable[Notice]) -> list[str]:
+    """What to know before trusting a report, with what it costs."""
+    return [f"warning: {notice.message}" + (f" ({notice.cost})" if notice.cost else "") for notice in notices]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich import table as rich_table
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.text import Text
-
+from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     Bar,
     Block,
@@ -24,18 +21,25 @@ from tokenaudit.render.blocks import (
     Heading,
     Line,
     Lines,
+    Listing,
+    Pairs,
     Paragraph,
     Phrase,
     Table,
     TableColumn,
     TableRow,
     Tone,
+    count_text,
     shown_in,
 )
-from tokenaudit.render.text import count_text, sparkline
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _UNLIMITED = 100_000
 _TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x", "→": ">"})
+_LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = "_.:-=+*#"
 _BAR_WIDTH = 24
 _CHART_WIDTH = 60
 _BESIDE_CHART = 50
@@ -50,6 +54,8 @@ _STYLES = {
     Tone.FAILED: "bold red",
     Tone.UNDECIDED: "bold yellow",
 }
+_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+"""Parameters of the terminal's escape sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +78,35 @@ NO_TERMINAL = Terminal()
 
 
 def console_text(blocks: Iterable[Block], terminal: Terminal = NO_TERMINAL) -> str:
-    """The blocks below each other, with a line feed at the end; no line has spaces at its end."""
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        width=terminal.width or _UNLIMITED,
-        force_terminal=terminal.color,
-        color_system="standard" if terminal.color else None,
-        legacy_windows=False,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    for block in shown_in(Form.TERMINAL, blocks):
-        for part in _parts(block, terminal):
-            console.print(part, overflow="ignore", no_wrap=True, crop=False)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))
+    """The blocks below each other, with a line feed at the end; outside of listings no line has spaces at its end.
+
+    Only tables load rich, so that a report without any begins at once.
+    """
+    lines = [
+        line if isinstance(block, Listing | Pairs) else line.rstrip()
+        for block in shown_in(Form.TERMINAL, blocks)
+        for part in _parts(block, terminal)
+        for line in part.split("\n")
+    ]
+    text = "".join(f"{line}\n" for line in lines)
     return text if terminal.unicode else text.translate(_TO_ASCII)
 
 
-def _parts(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
+def _parts(block: Block, terminal: Terminal) -> Iterator[str]:
     match block:
         case Heading() if block.subject:
-            yield Text(_wrapped(block.subject, block.wraps, terminal), style=_STYLES[Tone.STRONG])
+            yield _styled(_wrapped(block.subject, block.wraps, terminal), Tone.STRONG, terminal)
         case Paragraph():
-            yield Text(_wrapped(block.text, block.wraps, terminal), style=_STYLES[block.tone])
+            yield _styled(_wrapped(block.text, block.wraps, terminal), block.tone, terminal)
         case Lines():
-            yield from (_line(line, block) for line in block.lines)
+            yield from (_line(line, block, terminal) for line in block.lines)
+        case Listing():
+            yield from block.lines
+        case Pairs():
+            width = max((len(name) for name, _ in block.pairs), default=0)
+            yield from (f"{name:<{width}}  {printable(value)}" for name, value in block.pairs)
         case Gap():
-            yield Text()
+            yield ""
         case Table():
             yield from _table_parts(block, terminal)
         case Charts():
@@ -116,19 +122,43 @@ def _wrapped(text: str, wraps: bool, terminal: Terminal) -> str:
     return "\n".join(wrap(text, terminal.width, break_long_words=False))
 
 
-def _line(line: Line, block: Lines) -> Text:
+def _styled(text: str, tone: Tone, terminal: Terminal) -> str:
+    if not (terminal.color and _STYLES[tone] and text):
+        return text
+    codes = ";".join(_SGR[word] for word in _STYLES[tone].split())
+    return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" for line in text.split("\n"))
+
+
+def _line(line: Line, block: Lines, terminal: Terminal) -> str:
+    indent = " " * block.indent
+    if isinstance(line, str):
+        return _styled(indent + line, block.tone, terminal)
     parts = line if isinstance(line, tuple) else (line,)
-    spans = ((part, "") if isinstance(part, str) else (part.text, _STYLES[part.tone]) for part in parts)
-    return Text.assemble(" " * block.indent, *spans, style=_STYLES[block.tone])
+    phrases = (Phrase(part) if isinstance(part, str) else part for part in parts)
+    return indent + "".join(_styled(phrase.text, phrase.tone, terminal) for phrase in phrases)
 
 
-def _table_parts(table: Table, terminal: Terminal) -> Iterator[RenderableType]:
+def _table_parts(table: Table, terminal: Terminal) -> Iterator[str]:
     if table.caption:
-        yield Text(table.caption, style=_STYLES[Tone.STRONG])
+        yield _styled(table.caption, Tone.STRONG, terminal)
     fit = table.fit or Fit(())
     rows, hidden = _cut(shown_in(Form.TERMINAL, table.rows), len(table.columns), fit, terminal)
     own = [position for position, column in enumerate(table.columns) if column.form in (None, Form.TERMINAL)]
     kept = own if table.fit is None else _fitting(table.columns, rows, own, fit, terminal.width)
+    yield _grid(table, rows, kept, terminal)
+    if hidden:
+        yield _styled(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
+    if fit.columns_hint and len(kept) < len(own):
+        missing = count_text(len(own) - len(kept), "more column")
+        yield _styled(f"{missing} {fit.columns_hint}", Tone.FAINT, terminal)
+
+
+def _grid(table: Table, rows: Sequence[TableRow], kept: Sequence[int], terminal: Terminal) -> str:
+    """The rows below the headings of the columns that are kept."""
+    from rich import box
+    from rich import table as rich_table
+    from rich.console import Console
+
     lines = box.SIMPLE_HEAD if terminal.unicode else box.ASCII
     drawn = rich_table.Table(box=lines, show_edge=False, pad_edge=False, header_style=_STYLES[Tone.STRONG])
     for column in (table.columns[position] for position in kept):
@@ -137,12 +167,19 @@ def _table_parts(table: Table, terminal: Terminal) -> Iterator[RenderableType]:
     for row in rows:
         style = _STYLES[Tone.STRONG if row.is_total else row.tone]
         drawn.add_row(*(_cell(row.cells[position], terminal) for position in kept), style=style)
-    yield drawn
-    if hidden:
-        yield Text(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", style=_STYLES[Tone.FAINT])
-    if fit.columns_hint and len(kept) < len(own):
-        missing = count_text(len(own) - len(kept), "more column")
-        yield Text(f"{missing} {fit.columns_hint}", style=_STYLES[Tone.FAINT])
+    console = Console(
+        file=StringIO(),
+        width=terminal.width or _UNLIMITED,
+        force_terminal=terminal.color,
+        color_system="standard" if terminal.color else None,
+        legacy_windows=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    with console.capture() as captured:
+        console.print(drawn, overflow="ignore", no_wrap=True, crop=False)
+    return captured.get().removesuffix("\n")
 
 
 def _cut(rows: Sequence[TableRow], columns: int, fit: Fit, terminal: Terminal) -> tuple[Sequence[TableRow], int]:
@@ -162,6 +199,8 @@ def _fitting(
     """Positions of the columns that fit the terminal, labels and those first in the priority first."""
     if width is None:
         return own
+    from rich.cells import cell_len
+
     kept = {position for position in own if columns[position].is_label}
     by_name = {columns[position].name: position for position in own}
     # Columns are parted by three characters; the first has none before it.
@@ -186,17 +225,35 @@ def _text(cell: Cell) -> str:
 
 
 def _cell(cell: Cell, terminal: Terminal) -> Text:
+    from rich.text import Text
+
     if isinstance(cell, Bar):
         return Text(("█" if terminal.unicode else "#") * round(_BAR_WIDTH * cell.share))
     return Text(cell) if isinstance(cell, str) else Text(cell.text, style=_STYLES[cell.tone])
 
 
-def _chart_lines(charts: Charts, terminal: Terminal) -> Iterator[Text]:
+def _chart_lines(charts: Charts, terminal: Terminal) -> Iterator[str]:
     if terminal.width is None:
         return
-    yield Text()
+    yield ""
     width = min(_CHART_WIDTH, terminal.width - _BESIDE_CHART)
     if width > 0:
         for series in charts.series:
             bars = sparkline(series.values, width, unicode=terminal.unicode)
-            yield Text(f"{series.name:<15} {bars} {series.note}")
+            yield f"{series.name:<15} {bars} {series.note}"
+
+
+def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> str:
+    """A row of bars from 0 to the largest value; more values than `width` are shown by the largest of each group.
+
+    Args:
+        values: numbers of at least 0, in order.
+        width: the most characters to use.
+        unicode: use block characters, else ASCII ones.
+    """
+    count = min(width, len(values))
+    bounds = [index * len(values) // count for index in range(count + 1)] if count else []
+    bars = [max(values[low:high]) for low, high in pairwise(bounds)]
+    top = max(bars, default=0)
+    levels = _LEVELS if unicode else _ASCII_LEVELS
+    return "".join(levels[min(len(levels) - 1, int(bar / top * len(levels)))] if top else levels[0] for bar in bars)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, SettingChange, Side
 from tokenaudit.compare.metric_values import Missing
 from tokenaudit.config.toml import shown
+from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
+    NOTHING,
     Block,
     Form,
     Gap,
@@ -19,10 +21,11 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
+    count_text,
     only,
+    share_text,
 )
 from tokenaudit.render.exact import change_text, distinct_texts, number_text, relative_text
-from tokenaudit.render.text import NOTHING, count_text, printable, share_text
 
 _MOST_NAMES = 8
 _TONES = {Effect.NONE: Tone.PLAIN, Effect.BETTER: Tone.GOOD, Effect.WORSE: Tone.BAD}

@@ -1,47 +1,48 @@
-"""Biographies, steps and rules as text."""
+"""The history of a group, a step of a run, and what an audit rule means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.rule import AuditRule
+from tokenaudit.contracts.errors import printable
 from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
 from tokenaudit.explain.step import StepReport
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
-from tokenaudit.render.text import count_text, printable
+from tokenaudit.render.blocks import Block, Gap, Heading, Lines, Listing, Paragraph, count_text
 
+_REPORT = "tokenaudit explain"
 _STRIP = 40
 _SHOWN_GROUPS = 20
 _FRESH, _STALE, _UNTRAINED = "█", "▒", "·"
-_TO_ASCII = str.maketrans({_FRESH: "#", _STALE: "s", _UNTRAINED: "."})
+TO_ASCII = str.maketrans({_FRESH: "#", _STALE: "s", _UNTRAINED: "."})
+"""Marks of a mask for a terminal that shows ASCII only."""
 _WITH_MEMBERS = (EntryKind.EXPIRED, EntryKind.MORE_EXPIRED, EntryKind.TAKEN)
 
 
-def render_history(history: GroupHistory, *, unicode: bool = True) -> str:
-    """The history of a group, one entry a paragraph; ends with a line feed."""
-    text = "".join(f"{line}\n" for line in _history_lines(history))
-    return text if unicode else text.translate(_TO_ASCII)
-
-
-def _history_lines(history: GroupHistory) -> Iterator[str]:
-    yield f"task {printable(history.task)}, group {history.group_id}"
-    yield f"rule: {_rule_text(history)}"
-    yield ""
-    for entry in history.entries:
-        step = "" if entry.train_step is None else f"step {entry.train_step}"
-        yield f"{step:<10}{entry.kind:<15}{_entry_text(entry)}".rstrip()
-        if entry.kind in _WITH_MEMBERS:
-            limit = history.token_stale_threshold if entry.kind is EntryKind.TAKEN else None
-            yield from (f"{'':<10}{line}" for line in _member_lines(entry, limit))
-        yield from (f"{'':<25}{line}" for line in _why_lines(entry))
-    yield ""
-    yield f"in the end: {history.ending}"
+def history_blocks(history: GroupHistory) -> Iterator[Block]:
+    """The policy, what happened to the group in order, and where it is in the end."""
+    yield Heading(_REPORT, f"task {printable(history.task)}, group {history.group_id}")
+    yield Paragraph(f"rule: {_policy_text(history)}")
+    yield Gap()
+    yield Listing([line for entry in history.entries for line in _entry_lines(entry, history.token_stale_threshold)])
+    yield Gap()
+    yield Paragraph(f"in the end: {history.ending}")
     if any(entry.kind is EntryKind.TAKEN for entry in history.entries):
-        yield f"mask at the take: {_FRESH} trained  {_STALE} too old  {_UNTRAINED} not trained"
+        yield Paragraph(f"mask at the take: {_FRESH} trained  {_STALE} too old  {_UNTRAINED} not trained")
 
 
-def _rule_text(history: GroupHistory) -> str:
+def _entry_lines(entry: HistoryEntry, token_limit: int | None) -> Iterator[str]:
+    step = "" if entry.train_step is None else f"step {entry.train_step}"
+    yield f"{step:<10}{entry.kind:<15}{_entry_text(entry)}".rstrip()
+    if entry.kind in _WITH_MEMBERS:
+        yield from (f"{'':<10}{line}" for line in _member_lines(entry, token_limit))
+    if entry.kind is EntryKind.EXPIRED:
+        yield from (f"{'':<25}{line}" for line in _why_lines(entry))
+
+
+def _policy_text(history: GroupHistory) -> str:
     parts = [f"a response is too old from staleness {history.stale_threshold} on"]
     if history.token_stale_threshold is not None:
         parts.append(f"a token from {history.token_stale_threshold} on")
@@ -75,8 +76,6 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _why_lines(entry: HistoryEntry) -> Iterator[str]:
-    if entry.kind is not EntryKind.EXPIRED:
-        return
     lost = {
         outcome: sum(member.tokens for member in entry.members if member.outcome is outcome)
         for outcome in (MemberOutcome.RESET, MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST, MemberOutcome.KEPT)
@@ -112,14 +111,14 @@ def _strip(member: Member, train_step: int, token_limit: int | None) -> str:
     return "".join(parts)
 
 
-def render_step(report: StepReport) -> str:
-    """A step: what was put, taken and expired, and what waits; ends with a line feed."""
-    return "".join(f"{line}\n" for line in _step_lines(report))
+def step_blocks(report: StepReport) -> Iterator[Block]:
+    """What was put, taken and expired at a step, and what waits."""
+    version = "unknown" if report.model_step is None else str(report.model_step)
+    yield Heading(_REPORT, f"step {report.train_step} · version in the engine {version}")
+    yield Listing(list(_step_lines(report)))
 
 
 def _step_lines(report: StepReport) -> Iterator[str]:
-    version = "unknown" if report.model_step is None else str(report.model_step)
-    yield f"step {report.train_step} · version in the engine {version}"
     for task, count in report.puts.items():
         yield f"put        task {printable(task)}: {count_text(count, 'group')}"
     for task, asked in report.asked.items():
@@ -150,10 +149,8 @@ def _more(count: int) -> Iterator[str]:
         yield f"             … {count_text(count - _SHOWN_GROUPS, 'more group')}"
 
 
-def render_rule(rule: AuditRule) -> str:
-    """What a rule means and what to do about it; ends with a line feed."""
-    lines = [f"{rule.code} {rule.name} ({rule.severity})", f"  what: {rule.meaning}", f"  fix: {rule.fix}"]
-    if rule.needs:
-        needs = ", ".join(str(need).replace("|", " or ") for need in rule.needs)
-        lines.append(f"  needs: {needs}")
-    return "".join(f"{line}\n" for line in lines)
+def rule_blocks(rule: AuditRule) -> Iterator[Block]:
+    """What a rule means, what to do about it, and what it needs."""
+    yield Heading(_REPORT, f"{rule.code} {rule.name} ({rule.severity})")
+    needs = ", ".join(str(need).replace("|", " or ") for need in rule.needs)
+    yield Lines([f"what: {rule.meaning}", f"fix: {rule.fix}", *([f"needs: {needs}"] if needs else [])], indent=2)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.compare.metric_values import Number
+from tokenaudit.contracts.errors import printable
 from tokenaudit.gate.report import (
     BY_DEFAULT,
     GATE_SCHEMA_VERSION,
@@ -20,6 +21,7 @@ from tokenaudit.gate.report import (
 )
 from tokenaudit.gate.rule import Level
 from tokenaudit.render.blocks import (
+    NOTHING,
     Block,
     Form,
     Gap,
@@ -32,10 +34,11 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
+    count_text,
+    notice_lines,
     only,
 )
 from tokenaudit.render.exact import change_text, distance_text, distinct_texts, number_text, plain_number, relative_text
-from tokenaudit.render.text import NOTHING, count_text, notice_lines, printable
 
 _TONES = {"failed": Tone.FAILED, "not judged": Tone.UNDECIDED, "warning": Tone.WARNING, "passed": Tone.GOOD}
 

@@ -7,11 +7,12 @@ from itertools import islice
 
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
+from tokenaudit.contracts.errors import printable
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
+from tokenaudit.render.blocks import count_text
 from tokenaudit.render.console import console_text
-from tokenaudit.render.text import count_text, printable
 
 MOST_ANNOTATIONS = 9
 """Annotations of one level. GitHub shows ten per step and drops the rest silently; the tenth says how many."""

@@ -1,26 +1,23 @@
-"""What an import would read, and what it read, as text."""
+"""The formats of imports, what an import would read, and what it read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tokenaudit.contracts.errors import printable
 from tokenaudit.importers.base import Context, Importer
 from tokenaudit.importers.write import Imports
 from tokenaudit.log.writer import Row
-from tokenaudit.render.text import count_text, printable
+from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph, count_text
 
 
-def formats_text(importers: Iterable[Importer]) -> str:
+def formats_blocks(importers: Iterable[Importer]) -> Iterator[Block]:
     """The formats: name, title, files, and how versions are read by default."""
-    lines: list[str] = []
+    yield Heading("tokenaudit import")
     for importer in importers:
-        lines += [
-            f"{importer.name}: {importer.title}",
-            f"  files: {importer.files}",
-            f"  versions: {_versions(importer)}",
-        ]
-    return "".join(f"{line}\n" for line in lines)
+        yield Paragraph(f"{importer.name}: {importer.title}")
+        yield Lines([f"files: {importer.files}", f"versions: {_versions(importer)}"], indent=2)
 
 
 def _versions(importer: Importer) -> str:
@@ -31,14 +28,14 @@ def _versions(importer: Importer) -> str:
     return f"{names}; counted in {unit}, initial weights = {importer.version_offset} (--version-offset)"
 
 
-def plan_text(
+def plan_blocks(
     importer: Importer,
     files: Sequence[Path],
     size: tuple[int, int],
     context: Context,
     first_put: Sequence[Row] | None,
     unmapped: Sequence[str],
-) -> str:
+) -> Iterator[Block]:
     """What an import would read.
 
     Args:
@@ -64,8 +61,8 @@ def plan_text(
     lines.append(f"first put: {_put(first_put)}")
     limits = dict.fromkeys([*importer.lacks, *context.limits])
     lines.append("can't be told:" if limits else "can't be told: nothing is left out")
-    lines += [f"  - {limit}" for limit in limits]
-    return "".join(f"{line}\n" for line in lines)
+    yield Heading("tokenaudit import")
+    yield Listing([*lines, *(f"  - {limit}" for limit in limits)])
 
 
 def _names(files: Sequence[Path]) -> list[str]:

@@ -7,10 +7,11 @@ from xml.etree import ElementTree as ET
 
 from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rule import Severity
+from tokenaudit.contracts.errors import printable
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
-from tokenaudit.render.text import count_text, printable
+from tokenaudit.render.blocks import count_text
 
 
 def gate_junit(report: GateReport) -> str:

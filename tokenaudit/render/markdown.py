@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from io import StringIO
 
-from rich import box
-from rich import table as rich_table
-from rich.console import Console
-
+from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     Block,
     Cell,
@@ -16,17 +13,20 @@ from tokenaudit.render.blocks import (
     Heading,
     Line,
     Lines,
+    Listing,
+    Pairs,
     Paragraph,
     Phrase,
     Table,
+    TableColumn,
+    TableRow,
     Tone,
     shown_in,
 )
-from tokenaudit.render.text import printable
 
 
 def markdown_text(blocks: Iterable[Block]) -> str:
-    """The blocks with blank lines between them, and a line feed at the end."""
+    """The blocks with blank lines between them, and a line feed at the end. Only tables load rich."""
     parts: list[str] = []
     before: Block | None = None
     for block in shown_in(Form.DOCUMENT, blocks):
@@ -47,6 +47,11 @@ def _parts(block: Block) -> Iterable[str]:
             yield f"**{text}**\n" if block.tone is Tone.STRONG else f"{text}\n"
         case Lines():
             yield _list(block)
+        case Listing():
+            yield "".join(f"    {printable(line)}\n" for line in block.lines)
+        case Pairs():
+            columns = [TableColumn("name", "left"), TableColumn("value", "left")]
+            yield _table(Table(columns, [TableRow(pair) for pair in block.pairs], free_text=True))
         case Table():
             if block.caption:
                 yield f"{block.caption[0].upper()}{block.caption[1:]}:\n"
@@ -66,6 +71,10 @@ def _text(line: Line | Cell) -> str:
 
 
 def _table(block: Table) -> str:
+    from rich import box
+    from rich import table as rich_table
+    from rich.console import Console
+
     shown = [position for position, column in enumerate(block.columns) if column.form in (None, Form.DOCUMENT)]
     columns = [block.columns[position] for position in shown]
     labels = next((number for number, column in enumerate(columns) if column.align == "right"), len(columns))

@@ -1,21 +1,21 @@
-"""The overview of a log as text."""
+"""What a log holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tokenaudit.contracts.errors import printable
 from tokenaudit.log.overview import Overview, Span
-from tokenaudit.render.text import count_text, printable, share_text
+from tokenaudit.render.blocks import Block, Heading, Pairs, count_text, share_text
 
 
-def render_overview(view: Overview) -> str:
-    """Aligned lines of name and value; ends with a line feed."""
-    lines = list(_lines(view))
-    width = max(len(name) for name, _ in lines)
-    return "".join(f"{name:<{width}}  {printable(value)}\n" for name, value in lines)
+def overview_blocks(view: Overview) -> Iterator[Block]:
+    """The overview: every name with its value."""
+    yield Heading("tokenaudit inspect")
+    yield Pairs(list(_pairs(view)))
 
 
-def _lines(view: Overview) -> Iterator[tuple[str, str]]:
+def _pairs(view: Overview) -> Iterator[tuple[str, str]]:
     yield "log", f"{view.name} ({count_text(view.files, 'file')}, {count_text(view.rows, 'row')})"
     yield "content", view.content_hash
     yield "source", view.source or "not said"

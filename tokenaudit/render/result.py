@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import printable
 from tokenaudit.contracts.metrics import Metric, Total
 from tokenaudit.render.blocks import (
+    NOTHING,
     Block,
     Charts,
     Fit,
@@ -23,9 +25,12 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
+    count_text,
+    notice_lines,
     only,
+    share_text,
+    value_text,
 )
-from tokenaudit.render.text import NOTHING, count_text, notice_lines, printable, share_text, value_text
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData, intervals_text
 
 SHOWN_ROWS = 40

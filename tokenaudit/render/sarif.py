@@ -15,10 +15,10 @@ from tokenaudit import __version__
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import AuditRule, Severity
+from tokenaudit.contracts.errors import printable
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
-from tokenaudit.render.text import printable
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
