@@ -141,7 +141,7 @@ def test_masks_recorded_upstream_are_those_of_the_replay(name: str, tmp_path: Pa
     assert recorded
     right = audit_log([write_log(tmp_path / "a", rows)], config_path=folder / "config.toml", isolated=True)
     assert errors(right) == []
-    assert next(run for run in right.runs if run.rule.name == "trained-mask-mismatch").tally.checked >= recorded
+    assert next(run for run in right.runs if run.rule.name == "trained-mask-mismatch").findings.checked >= recorded
     flipped = next(row for row in rows if row.get("trained_mask"))
     flipped["trained_mask"] = [1 - flipped["trained_mask"][0], *flipped["trained_mask"][1:]]
     wrong = audit_log([write_log(tmp_path / "b", rows)], config_path=folder / "config.toml", isolated=True)

@@ -27,20 +27,20 @@ class RuleRun:
 
     Attributes:
         rule: the rule.
-        tally: what it found; None where it did not run.
+        findings: what it found; None where it did not run.
         missing: what it lacked; empty where it ran.
         new: findings that the baseline doesn't know, by severity, those not kept included.
     """
 
     rule: AuditRule
-    tally: Findings | None
+    findings: Findings | None
     missing: tuple[str, ...]
     new: Mapping[Severity, int]
 
     @property
     def ran(self) -> bool:
         """Whether it looked at anything at all."""
-        return self.tally is not None
+        return self.findings is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AuditReport:
         counts = ", ".join(f"{self.count(severity)} {severity}" for severity in Severity)
         codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
         return (
-            f"AuditReport({self.name}: {self.rows:,} rows, {sum(run.tally is not None for run in self.runs)} rules run;"
+            f"AuditReport({self.name}: {self.rows:,} rows, {sum(run.ran for run in self.runs)} rules run;"
             f" findings: {counts}{f' ({codes})' if codes else ''}; exit code {self.exit_code()})"
         )
 
@@ -118,12 +118,12 @@ class AuditReport:
         """Findings of a severity, those not kept included."""
         if only_new:
             return sum(run.new.get(severity, 0) for run in self.runs)
-        return sum(run.tally.counts[severity] for run in self.runs if run.tally is not None)
+        return sum(run.findings.counts[severity] for run in self.runs if run.findings is not None)
 
     @property
     def has_judged(self) -> bool:
         """Whether anything was audited."""
-        return self.puts > 0 and any(run.tally is not None and run.tally.checked for run in self.runs)
+        return self.puts > 0 and any(run.findings and run.findings.checked for run in self.runs)
 
     def exit_code(self, *, exit_zero: bool = False) -> int:
         """0 no new error, 1 new errors, 2 nothing audited. `exit_zero` turns 1 into 0 and keeps 2."""
@@ -137,11 +137,11 @@ def of_severity(report: AuditReport, least: Severity) -> AuditReport:
     kept = [severity for severity in Severity if severity.rank <= least.rank]
     runs = []
     for run in report.runs:
-        if run.tally is not None:
-            counts = Counter({severity: run.tally.counts[severity] for severity in kept})
-            listed = [finding for finding in run.tally.kept if finding.severity in kept]
-            tally = replace(run.tally, counts=counts, kept=listed)
-            run = replace(run, tally=tally, new={severity: run.new.get(severity, 0) for severity in kept})
+        if run.findings is not None:
+            counts = Counter({severity: run.findings.counts[severity] for severity in kept})
+            listed = [finding for finding in run.findings.kept if finding.severity in kept]
+            new = {severity: run.new.get(severity, 0) for severity in kept}
+            run = replace(run, findings=replace(run.findings, counts=counts, kept=listed), new=new)
         runs.append(run)
     findings = tuple(finding for finding in report.findings if finding.severity in kept)
     return replace(report, runs=tuple(runs), findings=findings)
@@ -162,7 +162,7 @@ def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> A
     findings = marked_new(report.findings, known)
     runs = []
     for run in report.runs:
-        if run.tally is None:
+        if run.findings is None:
             runs.append(run)
             continue
         new: dict[Severity, int] = {}
@@ -170,7 +170,7 @@ def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> A
             kept = [f for f in findings if f.code == run.rule.code and f.severity is severity]
             listed = sum(finding.is_new for finding in kept)
             # Findings beyond those kept have no identity, so only their number can be compared.
-            unlisted = run.tally.counts[severity] - len(kept)
+            unlisted = run.findings.counts[severity] - len(kept)
             unlisted_known = max(0, counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
             new[severity] = listed + max(0, unlisted - unlisted_known)
         runs.append(replace(run, new=new))
@@ -228,17 +228,17 @@ def report_data(report: AuditReport) -> dict[str, Any]:
 
 
 def _run_data(run: RuleRun) -> dict[str, Any]:
-    tally = run.tally
+    findings = run.findings
     return {
         "code": run.rule.code,
         "name": run.rule.name,
         "severity": str(run.rule.severity),
         "ran": run.ran,
         "missing": list(run.missing),
-        "checked": tally.checked if tally else 0,
-        "checked_unit": tally.unit if tally else "",
-        "counts": {str(severity): tally.counts[severity] for severity in Severity} if tally else {},
-        "kept": len(tally.kept) if tally else 0,
+        "checked": findings.checked if findings else 0,
+        "checked_unit": findings.unit if findings else "",
+        "counts": {str(severity): findings.counts[severity] for severity in Severity} if findings else {},
+        "kept": len(findings.kept) if findings else 0,
     }
 
 

@@ -177,6 +177,6 @@ def _report(
         why_no_replay=case.why_no_replay,
         left_out_groups=case.run.digest.quarantined_groups if case.run else 0,
         runs=runs,
-        findings=tuple(finding for run in runs if run.tally for finding in run.tally.kept),
+        findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
         evidence=evidence,
     )

@@ -28,10 +28,6 @@ _STATUS = {
 _WORST_FIRST = ("failed", "filtered", "completed")
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return keys >= _KEYS or _is_sessions(path)
-
-
 def _is_sessions(path: Path) -> bool:
     return path.name.startswith("sessions-r") and path.suffix == ".jsonl"
 
@@ -48,15 +44,12 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 def _read_sessions(path: Path, statuses: dict[int, str], context: Context) -> None:
     """The worst status of the sessions of each task."""
     for data, where in json_records(path, context):
-        try:
+        with context.noting(where):
             task_id = integer(data, "task_id")
             status = _STATUS.get(str(data.get("status")))
             if status is None:
                 raise FieldFault(f"unknown status {shown(data.get('status'))}", f"known: {', '.join(_STATUS)}")
-        except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        statuses[task_id] = min(status, statuses.get(task_id, status), key=_WORST_FIRST.index)
+            statuses[task_id] = min(status, statuses.get(task_id, status), key=_WORST_FIRST.index)
 
 
 def _read_tasks(path: Path, statuses: dict[int, str], context: Context) -> Iterator[Imported]:
@@ -65,22 +58,19 @@ def _read_tasks(path: Path, statuses: dict[int, str], context: Context) -> Itera
     version = int(folder) if folder.isascii() and folder.isdigit() else None
     put: ImportedPut | None = None
     for data, where in json_records(path, context):
-        try:
+        with context.noting(where):
             task_id = integer(data, "task_id")
             row = _row(data, context)
             if version is None:
                 version = integer(data, "tail_version")
             train_step = context.versions.model_step(version) + 1
-        except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        row["status"] = statuses.get(task_id, "completed")
-        again = put is not None and any(row["rollout_id"] == other["rollout_id"] for other in put.rows)
-        if put is None or put.group_id != task_id or again:
-            if put is not None:
-                yield put
-            put = ImportedPut(train_step, context.task(None), task_id, [], where)
-        put.rows.append(row)
+            row["status"] = statuses.get(task_id, "completed")
+            again = put is not None and any(row["rollout_id"] == other["rollout_id"] for other in put.rows)
+            if put is None or put.group_id != task_id or again:
+                if put is not None:
+                    yield put
+                put = ImportedPut(train_step, context.task(None), task_id, [], where)
+            put.rows.append(row)
     if put is not None:
         yield put
 
@@ -160,7 +150,7 @@ IMPORTER = Importer(
     name="areal",
     title="AReaL rollout dump, with its session trace",
     files="rollout/<version>/<task_id>.jsonl, session_tracer/sessions-r<rank>.jsonl",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: keys >= _KEYS or _is_sessions(path),
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -182,9 +183,13 @@ class Context:
         """The task that a person named, else the source's, else the default."""
         return self.task_name or (name if isinstance(name, str) and name else DEFAULT_TASK)
 
-    def fault(self, fault: FieldFault, where: str) -> None:
-        """Note a record that can't be read."""
-        self.problems.add(fault.problem(where))
+    @contextmanager
+    def noting(self, where: str) -> Iterator[None]:
+        """A record that can't be read is noted with its place, and what is left of the block is passed over."""
+        try:
+            yield
+        except FieldFault as fault:
+            self.problems.add(fault.problem(where))
 
     def limit(self, what: str) -> None:
         """Note what turned out to be left out."""

@@ -79,11 +79,9 @@ def trained_batches(
     """
     batch = Batch(-1)
     for data, where in records:
-        try:
+        response = None
+        with context.noting(where):
             response = response_of(data)
-        except FieldFault as fault:
-            context.fault(fault, where)
-            continue
         if response is None:
             continue
         if batch.train_step != response.train_step:
@@ -116,32 +114,22 @@ def trained_responses(
         context: where faults are noted.
     """
 
-    def fault(found: FieldFault, index: int) -> None:
-        context.fault(found, f"{path}, {noun} {index}")
-
     def rows(indices: list[int]) -> Iterator[Row]:
         for index in indices:
-            try:
+            with context.noting(f"{path}, {noun} {index}"):
                 yield row_of(index)
-            except FieldFault as found:
-                fault(found, index)
 
     groups: dict[GroupKey, list[int]] = {}
     for index in range(count):
-        try:
+        with context.noting(f"{path}, {noun} {index}"):
             groups.setdefault(group_of(index), []).append(index)
-        except FieldFault as found:
-            fault(found, index)
     sizes: Counter[str] = Counter()
     for group, indices in groups.items():
-        try:
-            kept = bounded(rows(indices))
-        except FieldFault as found:
-            fault(found, indices[0])
-            continue
-        if kept:
-            sizes[group.task_name] += 1
-            yield ImportedPut(train_step, *group, kept, f"{path}, {noun} {indices[0]}")
+        where = f"{path}, {noun} {indices[0]}"
+        with context.noting(where):
+            if kept := bounded(rows(indices)):
+                sizes[group.task_name] += 1
+                yield ImportedPut(train_step, *group, kept, where)
     yield from takes(train_step, sizes, path)
 
 

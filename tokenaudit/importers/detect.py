@@ -8,19 +8,7 @@ from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.contracts.files import named_twice
-from tokenaudit.importers import (
-    areal,
-    generic,
-    nemo_rl,
-    prime_rl,
-    slime,
-    tinker,
-    trl,
-    verl,
-    verl_queue,
-    xtuner,
-    xtuner_trajectories,
-)
+from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, tinker, trl, verl, xtuner
 from tokenaudit.importers.base import Importer, Problems
 from tokenaudit.importers.files import first_compressed, first_keys, source_files
 
@@ -29,12 +17,12 @@ IMPORTERS: dict[str, Importer] = {
     for importer in (
         xtuner.BATCHES,
         xtuner.BUFFER,
-        xtuner_trajectories.IMPORTER,
+        xtuner.TRAJECTORIES,
         areal.IMPORTER,
         prime_rl.IMPORTER,
         slime.IMPORTER,
-        verl.IMPORTER,
-        verl_queue.IMPORTER,
+        verl.TEXTS,
+        verl.QUEUE,
         nemo_rl.IMPORTER,
         tinker.IMPORTER,
         trl.IMPORTER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +21,7 @@ from tokenaudit.importers.base import (
     Precision,
 )
 from tokenaudit.importers.fields import int_list, number, stable_id
-from tokenaudit.importers.files import SourceRecord, first_keys, json_records, unreadable
-from tokenaudit.importers.tables import parquet_records
+from tokenaudit.importers.files import SourceRecord, first_keys, json_records, parquet_records, unreadable
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
 
@@ -31,11 +30,8 @@ COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
 
 _NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
 _IDS = ("group_id", "rollout_id")
+_SUFFIXES = (".jsonl", ".csv", ".parquet")
 _KINDS = tuple(kind.value for kind in EventKind)
-
-
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix.lower() in (".jsonl", ".csv", ".parquet") and keys >= {"group_id", "train_step"}
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
@@ -49,15 +45,13 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         for data, where in _records(path, context):
             if missing:
                 missing = {theirs: ours for theirs, ours in missing.items() if theirs not in data}
-            try:
+            row = None
+            with context.noting(where):
                 row = _row(data, context)
-                if row.get("event", "put") not in _KINDS:
-                    raise FieldFault(f"unknown event {shown(row['event'])}", f"events: {', '.join(_KINDS)}")
-                key = _key(row)
-                event_id = row.pop("event_id", None)
-            except FieldFault as fault:
-                context.fault(fault, where)
+            if row is None:
                 continue
+            key = _key(row)
+            event_id = row.pop("event_id", None)
             if put is not None and (key != put_key or row.get("event", "put") != "put"):
                 yield put
                 put = None
@@ -76,8 +70,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     if not has_timeline:
         context.limit(Lack.TIMELINE)
     for theirs, ours in missing.items():
-        what = f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown"
-        context.limit(what)
+        context.limit(f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown")
 
 
 def _key(row: Row) -> object:
@@ -92,15 +85,16 @@ def _row(data: dict[str, Any], context: Context) -> Row:
         value = data.get(context.renamed.get(ours, ours))
         if value is not None and value != "":
             row[ours] = _value(ours, value)
-    if row.get("event", "put") == "put":
+    event = row.get("event", EventKind.PUT)
+    if event == EventKind.PUT:
         for name in ("group_id", "train_step"):
             if name not in row:
-                theirs = context.renamed.get(name, name)
-                raise FieldFault(
-                    f"{theirs} is missing", f"every response needs it; name its column with --map theirs={name}"
-                )
+                hint = f"every response needs it; name its column with --map theirs={name}"
+                raise FieldFault(f"{context.renamed.get(name, name)} is missing", hint)
         row.setdefault("status", "completed")
         _stamp(row, context)
+    elif event not in _KINDS:
+        raise FieldFault(f"unknown event {shown(event)}", f"events: {', '.join(_KINDS)}")
     return row
 
 
@@ -165,8 +159,14 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
 
 
 def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
-    readers: dict[str, Callable[[Path, Context], Iterator[SourceRecord]]] = {".csv": _csv, ".parquet": _parquet}
-    return readers.get(path.suffix.lower(), json_records)(path, context)
+    """The rows of a file; columns of a Parquet file that have no place in a log are never read."""
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return _csv(path, context)
+    if suffix == ".parquet":
+        wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
+        return parquet_records(path, lambda schema: [name for name in schema.names if name in wanted], context)
+    return json_records(path, context)
 
 
 def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
@@ -190,12 +190,6 @@ def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
             raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES} characters")
         context.advance(len(line))
         yield line
-
-
-def _parquet(path: Path, context: Context) -> Iterator[SourceRecord]:
-    """Rows of the columns that have a place in a log; the others are never read."""
-    wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
-    return parquet_records(path, lambda schema: [name for name in schema.names if name in wanted], context)
 
 
 def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
@@ -229,9 +223,9 @@ IMPORTER = Importer(
     name="generic",
     title="any table with one response a row",
     files="*.jsonl, *.csv, *.parquet",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: path.suffix.lower() in _SUFFIXES and keys >= {"group_id", "train_step"},
     read=_read,
-    suffixes=(".jsonl", ".csv", ".parquet"),
+    suffixes=_SUFFIXES,
     precisions=tuple(Precision),
     reads=COLUMNS,
     lacks=(),

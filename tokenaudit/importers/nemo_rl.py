@@ -12,52 +12,32 @@ from typing import Any
 
 import numpy as np
 
+from tokenaudit.importers import dumps
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import bounded
-from tokenaudit.importers.dumps import (
-    ARRAYS,
-    Dump,
-    count_of,
-    fields_of,
-    flat,
-    items_of,
-    name_of,
-    opened,
-    plain,
-    row_of,
-    scalar,
-)
+from tokenaudit.importers.dumps import Dump, fields_of, flat, items_of, plain, scalar
 from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, version_columns
 from tokenaudit.log.writer import Row
 
 _LENGTHS = ("input_lengths", "length", "lengths")
 _REWARDS = ("rewards", "total_reward", "reward")
 _COLUMNS = ("trajectories", "trajectory_versions", "target_weight_versions")
+_NAMES = {"batch": "fields_data", "start": "start_weight", "end": "end_weight", "target": "target_step"}
 _RESPONSES = 1_000
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.name == "replay_buffer.pt" and ("trajectories" in keys or "groups" in keys)
-
-
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
-    with opened(path, context) as dump:
+    with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
             groups = list(_groups(fields_of(dump.value, "the dump")))
         steps: dict[int, int] = {}
         for index, group in enumerate(groups):
-            try:
+            with context.noting(f"{path}, group {index}"):
                 steps[index] = integer(scalar(group, "target"), "target") + 1
-            except FieldFault as fault:
-                context.fault(fault, f"{path}, group {index}")
         for index in sorted(steps, key=steps.__getitem__):
             where = f"{path}, group {index}"
-            try:
-                put = _put(groups[index], steps[index], where, context, dump)
-            except FieldFault as fault:
-                context.fault(fault, where)
-                continue
-            yield put
+            with context.noting(where):
+                yield _put(groups[index], steps[index], where, context, dump)
 
 
 def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -65,14 +45,10 @@ def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "groups" in dump:
         for value in items_of(dump["groups"], "groups"):
             group = fields_of(value, "a group")
-            names = {"batch": "fields_data", "start": "start_weight", "end": "end_weight", "target": "target_step"}
-            yield {ours: group.get(theirs) for ours, theirs in names.items()} | {
-                "group_id": plain(group.get("group_id"))
-            }
+            named = {ours: group.get(theirs) for ours, theirs in _NAMES.items()}
+            yield named | {"group_id": plain(group.get("group_id"))}
         return
-    columns = [
-        items_of(dump.get(name), name) for name in ("trajectories", "trajectory_versions", "target_weight_versions")
-    ]
+    columns = [items_of(dump.get(name), name) for name in _COLUMNS]
     if len({len(column) for column in columns}) != 1:
         raise FieldFault("trajectories, their versions and their targets differ in number")
     for index, (trajectory, start, target) in enumerate(zip(*columns, strict=True)):
@@ -111,14 +87,13 @@ def _put(group: dict[str, Any], train_step: int, where: str, context: Context, d
 def _masks(batch: dict[str, Any]) -> list[Callable[[], np.ndarray[Any, Any]]]:
     """What reads the loss mask of each response, over prompt and response, without padding."""
     mask = batch.get("token_loss_mask")
-    if isinstance(mask, ARRAYS) and mask.ndim == 2:
+    if isinstance(mask, dumps.ARRAYS) and mask.ndim == 2:
         lengths = next((flat(batch[name], name) for name in _LENGTHS if batch.get(name) is not None), None)
         if lengths is None or len(lengths) != mask.shape[0] or (lengths < 0).any() or (lengths > mask.shape[1]).any():
-            raise FieldFault(
-                "the lengths of the responses don't fit their masks", f"they are in {' or '.join(_LENGTHS)}"
-            )
+            hint = f"they are in {' or '.join(_LENGTHS)}"
+            raise FieldFault("the lengths of the responses don't fit their masks", hint)
         _check_count(len(lengths))
-        return [partial(row_of, mask, index, size) for index, size in enumerate(lengths.tolist())]
+        return [partial(dumps.row_of, mask, index, size) for index, size in enumerate(lengths.tolist())]
     logs = items_of(batch.get("message_log"), "message_log")
     if not logs:
         raise FieldFault("the batch holds neither token_loss_mask nor message_log")
@@ -146,8 +121,8 @@ def _log_mask(log: object) -> np.ndarray[Any, Any]:
 def _message_mask(message: dict[str, Any]) -> np.ndarray[Any, Any]:
     if message.get("token_loss_mask") is not None:
         return (flat(message["token_loss_mask"], "token_loss_mask") != 0).astype(np.int8)
-    is_trained = name_of(message.get("role")) == "assistant"
-    return np.full(count_of(message.get("token_ids"), "token_ids"), is_trained, dtype=np.int8)
+    is_trained = dumps.name_of(message.get("role")) == "assistant"
+    return np.full(dumps.count_of(message.get("token_ids"), "token_ids"), is_trained, dtype=np.int8)
 
 
 def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[float | None]:
@@ -172,7 +147,7 @@ IMPORTER = Importer(
     name="nemo-rl",
     title="NeMo-RL replay buffer of a checkpoint",
     files="replay_buffer.pt",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: path.name == "replay_buffer.pt" and not keys.isdisjoint({"trajectories", "groups"}),
     read=each_file(_read_buffer),
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.START),

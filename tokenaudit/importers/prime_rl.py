@@ -20,10 +20,6 @@ from tokenaudit.importers.files import json_records, number_in
 from tokenaudit.log.writer import Row
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.name == "traces.jsonl" and keys >= {"id", "env", "traces"} and not _is_evaluation(path)
-
-
 def _is_evaluation(path: Path) -> bool:
     return "eval" in path.parts[-3:]
 
@@ -32,7 +28,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     """Episodes as they arrived where `all` is there, else as they were trained; what was trained is a take."""
     seen: set[GroupKey] = set()
     train = [path for path in files if not _is_evaluation(path)]
-    for (step, _), paths in itertools.groupby(train, key=lambda path: (_step(path), path.parent.parent)):
+    for (step, _), paths in itertools.groupby(train, key=_step):
         kinds = {path.parent.name: path for path in paths}
         trained = kinds.get("effective")
         source = kinds.get("all") or trained or next(iter(kinds.values()))
@@ -46,8 +42,8 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         context.limit(Lack.DROPPED if source == trained else Lack.CANCELLED)
 
 
-def _step(path: Path) -> int | None:
-    return number_in("/".join(path.parts[-5:]), r"step_(\d+)")
+def _step(path: Path) -> tuple[int | None, Path]:
+    return number_in("/".join(path.parts[-5:]), r"step_(\d+)"), path.parent.parent
 
 
 def _batch(path: Path, step: int | None, seen: set[GroupKey], context: Context) -> Batch:
@@ -55,33 +51,25 @@ def _batch(path: Path, step: int | None, seen: set[GroupKey], context: Context) 
     batch: Batch | None = None
     here: dict[GroupKey, int] = {}
     for data, where in json_records(path, context):
-        try:
+        with context.noting(where):
             train_step = step if step is not None else integer(_work(data), "step", low=1)
             env = mapping(data.get("env"), "env")
-            task_name = context.task(env.get("name") or env.get("id"))
             source_group = mapping(data.get("group"), "group").get("id", data.get("id"))
-            group_id = stable_id(source_group)
-            rows = [_row(data, trace, context) for trace in _trainable(data)]
-        except FieldFault as fault:
-            context.fault(fault, where)
-            continue
-        batch = batch or Batch(train_step)
-        key = GroupKey(task_name, group_id)
-        if key not in here:
-            here[key] = stable_id(f"{source_group}, again in step {train_step}") if key in seen else group_id
-        for row in rows:
-            batch.add(GroupKey(task_name, here[key]), row, where)
+            key = GroupKey(context.task(env.get("name") or env.get("id")), stable_id(source_group))
+            traces = objects(data.get("traces"), "traces")
+            trainable = [trace for trace in traces if mapping(trace.get("agent"), "agent").get("trainable", True)]
+            rows = [_row(data, trace, context) for trace in trainable]
+            batch = batch or Batch(train_step)
+            if key not in here:
+                here[key] = stable_id(f"{source_group}, again in step {train_step}") if key in seen else key.group_id
+            for row in rows:
+                batch.add(GroupKey(key.task_name, here[key]), row, where)
     seen.update(here)
     return batch or Batch(step or 1)
 
 
 def _work(data: dict[str, Any]) -> dict[str, Any]:
     return mapping(mapping(data.get("run"), "run").get("work"), "run.work")
-
-
-def _trainable(data: dict[str, Any]) -> list[dict[str, Any]]:
-    traces = objects(data.get("traces"), "traces")
-    return [trace for trace in traces if mapping(trace.get("agent"), "agent").get("trainable", True)]
 
 
 def _row(data: dict[str, Any], trace: dict[str, Any], context: Context) -> Row:
@@ -176,7 +164,9 @@ IMPORTER = Importer(
     name="prime-rl",
     title="prime-rl episode traces",
     files="rollouts/step_<N>/train/{all,effective}/traces.jsonl",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: (
+        path.name == "traces.jsonl" and keys >= {"id", "env", "traces"} and not _is_evaluation(path)
+    ),
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),

@@ -30,17 +30,13 @@ _MAX_REWARDS = 100
 """Entries of a dictionary among which the only number is looked for."""
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_evaluation(path)
-
-
-def _is_evaluation(path: Path) -> bool:
+def _is_eval(path: Path) -> bool:
     return path.name.startswith("eval_")
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     for path in files:
-        if not _is_evaluation(path):
+        if not _is_eval(path):
             yield from _read_batch(path, context)
 
 
@@ -149,7 +145,7 @@ IMPORTER = Importer(
     name="slime",
     title="slime and miles batches (--save-debug-rollout-data, --dump-details)",
     files="rollout_data/<rollout_id>.pt",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_eval(path),
     read=_read,
     suffixes=(".pt",),
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),

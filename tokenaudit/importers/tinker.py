@@ -22,8 +22,7 @@ _GROUPS, _RESPONSES = 1_000_000, 1_000
 """Groups of an iteration, and responses of a group, that ids have room for."""
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix == ".jsonl" and keys >= {"iteration", "group_idx", "traj_idx", "sampling_client_step"}
+_KEYS = frozenset({"iteration", "group_idx", "traj_idx", "sampling_client_step"})
 
 
 def _read_iteration(path: Path, context: Context) -> Iterator[Imported]:
@@ -77,24 +76,17 @@ def _mask(steps: list[dict[str, Any]]) -> tuple[np.ndarray[Any, Any], int]:
     return pieces(parts).astype(np.int8), length(steps[0], "ob_len") if steps else 0
 
 
+_READS = (
+    "task_name", "group_id", "rollout_id", "response_len", "prompt_len", "response_mask", "reward", "agentic", "take",
+)  # fmt: skip
 IMPORTER = Importer(
     name="tinker",
     title="tinker-cookbook rollout summaries",
     files="iteration_<N>/train_rollout_summaries.jsonl",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: path.suffix == ".jsonl" and keys >= _KEYS,
     read=each_file(_read_iteration),
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT,),
-    reads=(
-        "task_name",
-        "group_id",
-        "rollout_id",
-        "response_len",
-        "prompt_len",
-        "response_mask",
-        "reward",
-        "agentic",
-        "take",
-    ),
+    reads=_READS,
     lacks=(Lack.DROPPED,),
 )

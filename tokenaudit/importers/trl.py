@@ -15,13 +15,9 @@ import pyarrow as pa
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import GroupKey, PromptGroups, Response, trained_batches, unversioned_row
 from tokenaudit.importers.fields import integer, number
-from tokenaudit.importers.tables import parquet_records
+from tokenaudit.importers.files import parquet_records
 
 _NO_REWARDS = ("step", "prompt", "advantage")
-
-
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix == ".parquet" and keys >= {"step", "prompt", "completion", "advantage"}
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
@@ -50,7 +46,7 @@ IMPORTER = Importer(
     name="trl",
     title="TRL completions of trained batches (log_completions)",
     files="completions/completions_<step>.parquet",
-    looks_like=_looks_like,
+    looks_like=lambda path, keys: path.suffix == ".parquet" and keys >= {"completion", *_NO_REWARDS},
     read=_read,
     suffixes=(".parquet",),
     precisions=(Precision.NONE,),

@@ -1,6 +1,8 @@
-"""verl: `<global_step>.jsonl` of `trainer.rollout_data_dir`, one response a line, written by its trainers for people.
+"""verl: texts of trained batches, `<global_step>.jsonl`, and trained batches of the transfer queue, `tq_batch.pt`.
 
-Holds texts and scores of what was trained: neither versions nor masks nor token counts.
+The first are written for people (trainer.rollout_data_dir) and hold scores, but neither versions nor masks nor token
+counts; the second are saved to skip rollouts (skip.rollout_tq), and the tags of a response hold its oldest and newest
+version. Both lack what was dropped, filtered or left over.
 """
 
 from __future__ import annotations
@@ -10,30 +12,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenaudit.importers.base import Context, Imported, Importer, Lack, Precision
-from tokenaudit.importers.batch import GroupKey, PromptGroups, Response, trained_batches, unversioned_row
-from tokenaudit.importers.fields import integer, number, stable_id
+import numpy as np
+
+from tokenaudit.importers import batch, dumps
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
+from tokenaudit.importers.dumps import fields_of, items_of, plain, scalar
+from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records
+from tokenaudit.log.writer import Row
 
 
-def _looks_like(path: Path, keys: frozenset[str]) -> bool:
-    return path.suffix == ".jsonl" and keys >= {"input", "output", "score", "step"}
+def _read_texts(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    prompts, rollout_ids = batch.PromptGroups(), itertools.count()
 
-
-def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    prompts, rollout_ids = PromptGroups(), itertools.count()
-
-    def response(data: dict[str, Any]) -> Response:
+    def response(data: dict[str, Any]) -> batch.Response:
         step = integer(data, "step", low=1)
-        group = GroupKey(context.task(data.get("data_source")), _group_id(data, prompts, context))
-        return Response(step, group, unversioned_row(next(rollout_ids), number(data.get("score"), "score")))
+        group = batch.GroupKey(context.task(data.get("data_source")), _group_id(data, prompts, context))
+        return batch.Response(step, group, batch.unversioned_row(next(rollout_ids), number(data.get("score"), "score")))
 
     for path in files:
-        yield from trained_batches(json_records(path, context), response, str(path), context)
+        yield from batch.trained_batches(json_records(path, context), response, str(path), context)
         prompts.end()
 
 
-def _group_id(data: dict[str, Any], prompts: PromptGroups, context: Context) -> int:
+def _group_id(data: dict[str, Any], prompts: batch.PromptGroups, context: Context) -> int:
     """The prompt's part of `uid`, which is `<prompt uid>_<session>_<index>`; else consecutive equal inputs."""
     uid = data.get("uid")
     if isinstance(uid, str) and uid.count("_") >= 2:
@@ -42,14 +44,89 @@ def _group_id(data: dict[str, Any], prompts: PromptGroups, context: Context) -> 
     return prompts.group_of(data.get("input"))
 
 
-IMPORTER = Importer(
+def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
+    with dumps.opened(path, context) as dump:
+        with dump.all_or_nothing():
+            fields = fields_of(dump.value, "the dump")
+            train_step = integer(scalar(fields, "global_steps"), "global_steps", low=1)
+            tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
+            columns = _tables(fields.get("tensordict"))
+            if len(tags) != len(keys):
+                raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
+
+        def group(index: int) -> batch.GroupKey:
+            task_name = context.task(dumps.name_of(fields_of(tags[index], "a tag").get("data_source")))
+            return batch.GroupKey(task_name, stable_id(str(plain(keys[index])).rsplit("_", 2)[0]))
+
+        def row(index: int) -> Row:
+            dump.spend_response()
+            return _queue_row(fields_of(tags[index], "a tag"), str(plain(keys[index])), index, columns, context)
+
+        yield from batch.trained_responses(train_step, len(tags), group, row, "response", str(path), context)
+
+
+def _tables(tensordict: object) -> dict[str, dumps.Array]:
+    """The columns with one row of numbers per response; others, such as nested tensors, are left out."""
+    fields = fields_of(tensordict, "tensordict")
+    if "_tensordict" in fields:
+        fields = fields_of(fields["_tensordict"], "tensordict")
+    return {name: value for name, value in fields.items() if isinstance(value, dumps.ARRAYS) and value.ndim == 2}
+
+
+def _queue_row(tag: dict[str, Any], key: str, index: int, columns: dict[str, dumps.Array], context: Context) -> Row:
+    tokens = length(scalar(tag, "response_len"), "response_len")
+    status = str(plain(tag.get("status", "success")))
+    row: Row = {
+        "rollout_id": stable_id(key),
+        "status": "completed" if status in ("success", "finished", "completed") else "failed",
+        "response_len": tokens,
+        "agentic": False,
+    }
+    if plain(tag.get("prompt_len")) is not None:
+        row["prompt_len"] = length(scalar(tag, "prompt_len"), "prompt_len")
+    turns = plain(tag.get("num_turns"))
+    if isinstance(turns, int):
+        row["agentic"] = turns > 2
+    mask, scores = columns.get("response_mask"), columns.get("rm_scores")
+    if mask is not None and index < mask.shape[0] and mask.shape[1] >= tokens:
+        row["response_mask"] = (dumps.row_of(mask, index, tokens) != 0).astype(np.int8)
+    else:
+        context.limit(Lack.MASK)
+    if scores is not None and index < scores.shape[0]:
+        total = float(dumps.row_of(scores, index, scores.shape[1]).sum(dtype=np.float64))
+        row["reward"] = total if np.isfinite(total) else None
+    return row | _versions(tag, context)
+
+
+def _versions(tag: dict[str, Any], context: Context) -> Row:
+    if plain(tag.get("min_global_steps")) is None:
+        return version_columns(None, None, context)
+    names = ("min_global_steps", "max_global_steps")
+    start, end = (context.versions.model_step(integer(scalar(tag, name), name)) for name in names)
+    return version_columns(start, end, context)
+
+
+TEXTS = Importer(
     name="verl",
     title="verl rollout texts (trainer.rollout_data_dir)",
     files="<global_step>.jsonl",
-    looks_like=_looks_like,
-    read=_read,
+    looks_like=lambda path, keys: path.suffix == ".jsonl" and keys >= {"input", "output", "score", "step"},
+    read=_read_texts,
     suffixes=(".jsonl",),
     precisions=(Precision.NONE,),
     reads=("task_name", "group_id", "rollout_id", "reward", "take"),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS),
+)
+QUEUE = Importer(
+    name="verl-queue",
+    title="verl batches of the transfer queue (skip.rollout_tq)",
+    files="<step>/<inner>/tq_batch.pt",
+    looks_like=lambda path, keys: (
+        path.name == "tq_batch.pt" or (path.suffix == ".pt" and keys >= {"tensordict", "tags"})
+    ),
+    read=each_file(_read_batch),
+    suffixes=(".pt",),
+    precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
+    reads=("task_name", *USUAL_READS, "response_mask", "agentic", "reward", "take"),
+    lacks=(Lack.DROPPED,),
 )

@@ -85,10 +85,10 @@ def _rule_table(report: AuditReport, runs: Sequence[RuleRun]) -> Table:
 
 
 def _rule_row(run: RuleRun) -> TableRow:
-    assert run.tally is not None
+    assert run.findings is not None
     code, name, level = run.rule.code, run.rule.name, worst(run)
-    found, new = f"{run.tally.total:,}", f"{sum(run.new.values()):,}"
-    checked = f"{run.tally.checked:,} {run.tally.unit}"
+    found, new = f"{run.findings.total:,}", f"{sum(run.new.values()):,}"
+    checked = f"{run.findings.checked:,} {run.findings.unit}"
     return TableRow((code, name, f"{code} {name}", level, found, new, checked), _TONES[level])
 
 
@@ -99,7 +99,7 @@ def _findings(report: AuditReport, most: int) -> Iterator[Block]:
         yield Lines([_finding_line(finding) for finding in shown], form=Form.TERMINAL)
         listed = [f"{finding.severity} {finding.code} {finding_text(finding)}" for finding in shown]
         yield Lines(listed, form=Form.DOCUMENT)
-    hidden = sum(run.tally.total for run in report.runs if run.tally is not None) - len(shown)
+    hidden = sum(run.findings.total for run in report.runs if run.findings is not None) - len(shown)
     if hidden:
         hint = "--max-findings shows more, --format json all that were kept"
         text = f"… {count_text(hidden, 'more finding')} not listed: {hint}"
@@ -167,13 +167,13 @@ def finding_text(finding: Finding) -> str:
 
 def with_findings(report: AuditReport) -> list[RuleRun]:
     """Rules that found something, the worst first."""
-    runs = [run for run in report.runs if run.tally is not None and run.tally.total]
+    runs = [run for run in report.runs if run.findings is not None and run.findings.total]
     return sorted(runs, key=lambda run: worst(run).rank)
 
 
 def worst(run: RuleRun) -> Severity:
     """The worst severity that a rule found; its own where it found nothing."""
-    found = [severity for severity in Severity if run.tally is not None and run.tally.counts[severity]]
+    found = [severity for severity in Severity if run.findings is not None and run.findings.counts[severity]]
     return found[0] if found else run.rule.severity
 
 

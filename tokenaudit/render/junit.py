@@ -59,7 +59,7 @@ def _verdict_case(verdict: Verdict) -> ET.Element:
 
 def _rule_case(run: RuleRun, report: AuditReport, most: int) -> ET.Element:
     case = ET.Element("testcase", {"classname": "tokenaudit.audit", "name": f"{run.rule.code} {run.rule.name}"})
-    if run.tally is None:
+    if run.findings is None:
         ET.SubElement(case, "skipped", {"message": f"not run: needs {printable(' and '.join(run.missing))}"})
         return case
     new = [finding for finding in report.findings if finding.code == run.rule.code and finding.is_new]
