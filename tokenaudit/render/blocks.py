@@ -1,6 +1,7 @@
 """What a report is made of: blocks that builders return and printers draw, and how all of them write numbers.
 
-Nothing here knows how a block is drawn.
+Nothing here knows how a block is drawn. Blocks are neither frozen nor compared: such classes are declared in half the
+time, which every command waits for.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Tone(Enum):
     UNDECIDED = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Phrase:
     """A piece of text with a tone."""
 
@@ -50,7 +51,7 @@ class Phrase:
     tone: Tone = Tone.PLAIN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Bar:
     """A bar in a cell; `share` is its length as a part of the longest possible one."""
 
@@ -62,14 +63,14 @@ Line = str | Phrase | tuple[str | Phrase, ...]
 Cell = str | Phrase | Bar
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Block:
     """A part of a report; with `form`, only printers of that form show it."""
 
     form: Form | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Heading(Block):
     """The first block: which report this is, and about what. A terminal shows the subject alone."""
 
@@ -78,7 +79,7 @@ class Heading(Block):
     wraps: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Paragraph(Block):
     """A sentence or a few.
 
@@ -95,7 +96,7 @@ class Paragraph(Block):
     literal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Lines(Block):
     """Lines below each other; a document makes a list of them. Lists without a gap between them are one list.
 
@@ -110,26 +111,26 @@ class Lines(Block):
     indent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Listing(Block):
     """Lines whose characters stand in columns, which a document keeps by a fixed-width font."""
 
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Pairs(Block):
     """Names and what is said of each; the names of further values of the same thing are empty."""
 
     pairs: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Gap(Block):
     """A blank line in a terminal; documents part their blocks themselves."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TableColumn:
     """A column of a table.
 
@@ -148,7 +149,7 @@ class TableColumn:
     form: Form | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TableRow:
     """A row of a table: one cell per column; `is_total` sets it apart and keeps it where a table is cut."""
 
@@ -158,7 +159,7 @@ class TableRow:
     form: Form | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Fit:
     """How a table is made to fit a terminal, with the words of its headings below each other.
 
@@ -175,7 +176,7 @@ class Fit:
     columns_hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Table(Block):
     """Rows and columns.
 
@@ -194,7 +195,7 @@ class Table(Block):
     fit: Fit | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Series:
     """Values of at least 0 over the steps, and a note on the largest."""
 
@@ -203,7 +204,7 @@ class Series:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Charts(Block):
     """Series as rows of bars, where somebody looks: pipes and documents have the numbers."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenaudit.contracts import metrics as m
@@ -223,49 +222,35 @@ def _step_table(result: Result, by_task: bool) -> Table:
         f"{selecting} A..B selects some, a pipe shows all",
         "in a wider terminal, in a pipe, or with --format csv",
     )
-    rows = _StepRows(by_task, metrics, _marked_cells(result))
-    return Table(columns, list(rows.of(result)), fit=fit)
+    marked = _marked_cells(result)
+    rows: list[TableRow] = []
+    for label, row, form in _labelled_rows(result):
+        for task, part in row[TASKS].items() if by_task else [("", row)]:
+            labels = [label, printable(task)] if by_task else [label]
+            cells = (*labels, *_step_cells(part, row, metrics, marked))
+            rows.append(TableRow(cells, is_total=row is result.totals, form=form))
+    return Table(columns, rows, fit=fit)
 
 
-@dataclass(frozen=True, slots=True)
-class _StepRows:
-    """Makes the rows of the table of steps.
+def _labelled_rows(result: Result) -> Iterator[tuple[str, RowData, Form | None]]:
+    """Every row with its label and the only form that shows it: steps, the tail and the totals."""
+    yield from ((str(row[TRAIN_STEP]), row, None) for row in result.steps)
+    if not result.selection:
+        holds_any = any(result.tail.get(metric.name) for metric in _STEP_METRICS)
+        yield "tail", result.tail, None if holds_any else Form.DOCUMENT
+    yield "whole run" if result.selection else "total", result.totals, None
 
-    Attributes:
-        by_task: one row per task.
-        metrics: the metrics to show.
-        marked: texts of cells that deserve colour, by metric.
-    """
 
-    by_task: bool
-    metrics: Sequence[Metric]
-    marked: dict[Metric, set[str]]
-
-    def of(self, result: Result) -> Iterator[TableRow]:
-        for row in result.steps:
-            yield from self._rows(str(row[TRAIN_STEP]), row)
-        if not result.selection:
-            holds_any = any(result.tail.get(metric.name) for metric in _STEP_METRICS)
-            yield from self._rows("tail", result.tail, form=None if holds_any else Form.DOCUMENT)
-        yield from self._rows("whole run" if result.selection else "total", result.totals, is_total=True)
-
-    def _rows(
-        self, label: str, row: RowData, *, is_total: bool = False, form: Form | None = None
-    ) -> Iterator[TableRow]:
-        if not self.by_task:
-            yield TableRow((label, *self._cells(row, row)), is_total=is_total, form=form)
-            return
-        for task, part in row[TASKS].items():
-            yield TableRow((label, printable(task), *self._cells(part, row)), is_total=is_total, form=form)
-
-    def _cells(self, part: RowData, row: RowData) -> Iterator[Phrase | str]:
-        """Texts of a row, or of one of its tasks; what belongs to the step comes from the row."""
-        for metric in self.metrics:
-            source = row if metric.total is Total.STATE else part
-            text = value_text(metric, source[metric.name]) if metric.name in source else ""
-            yield Phrase(text, Tone.BAD) if text in self.marked.get(metric, ()) else text
-            if metric is m.DROPPED_TOKENS:
-                yield _dropped_share(part)
+def _step_cells(
+    part: RowData, row: RowData, metrics: Sequence[Metric], marked: dict[Metric, set[str]]
+) -> Iterator[Phrase | str]:
+    """Texts of a row, or of one of its tasks, those in `marked` as bad; what belongs to the step comes from the row."""
+    for metric in metrics:
+        source = row if metric.total is Total.STATE else part
+        text = value_text(metric, source[metric.name]) if metric.name in source else ""
+        yield Phrase(text, Tone.BAD) if text in marked.get(metric, ()) else text
+        if metric is m.DROPPED_TOKENS:
+            yield _dropped_share(part)
 
 
 def _marked_cells(result: Result) -> dict[Metric, set[str]]:
