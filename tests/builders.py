@@ -94,6 +94,20 @@ def numbered(rows: Iterable[Row]) -> list[Row]:
     return [row | {"event_id": event_id} for event_id, row in enumerate(rows)]
 
 
+def two_steps() -> list[Row]:
+    """A group put and taken at each of two steps; under max_staleness 0 the second one expires."""
+    return numbered(
+        [
+            refresh(train_step=1),
+            put(group_id=1),
+            take(train_step=1),
+            refresh(train_step=2),
+            put(group_id=2, train_step=2),
+            take(train_step=2),
+        ]
+    )
+
+
 # ---- the same log, told otherwise
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import numbered, put, refresh, take, write_log
+from tests.builders import numbered, put, take, two_steps, write_log
 from tests.compare.results import made_result
 from tests.conftest import SAMPLE
 from tokenaudit.replay.saved_result import result_to_json
@@ -23,17 +23,9 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Two steps; under max_staleness 0 the second group expires. The log's own config has max_staleness 1."""
-    rows = [
-        refresh(train_step=1),
-        put(group_id=1),
-        take(train_step=1),
-        refresh(train_step=2),
-        put(group_id=2, train_step=2),
-        take(train_step=2),
-    ]
+    """Two steps; the log's own config has max_staleness 1."""
     metadata = {"tokenaudit.config": json.dumps({"policy": {"max_staleness": 1}})}
-    return write_log(tmp_path / "log.parquet", numbered(rows), metadata=metadata)
+    return write_log(tmp_path / "log.parquet", two_steps(), metadata=metadata)
 
 
 @pytest.fixture(autouse=True)

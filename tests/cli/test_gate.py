@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.builders import numbered, put, refresh, take, write_log
+from tests.builders import numbered, put, refresh, take, two_steps, write_log
 from tests.compare.results import made_result
 from tests.conftest import SAMPLE
 from tokenaudit.render.github import SUMMARY_BYTES
@@ -203,16 +203,7 @@ def test_a_rules_file_that_cannot_be_used(content: str, message: str, head: Path
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Two steps; under max_staleness 0 the second group expires."""
-    rows = [
-        refresh(train_step=1),
-        put(group_id=1),
-        take(train_step=1),
-        refresh(train_step=2),
-        put(group_id=2, train_step=2),
-        take(train_step=2),
-    ]
-    return write_log(tmp_path / "log.parquet", numbered(rows))
+    return write_log(tmp_path / "log.parquet", two_steps())
 
 
 def test_a_log_is_judged_by_the_rules_of_its_config(log: Path, tmp_path: Path, run_cli: Run):

@@ -772,6 +772,19 @@ def test_defaults_and_a_sound_config_are_quiet():
     assert warned(recorded=1, seen=["math"], tasks={"code": {}}) == []
 
 
+RESTARTS = ConfigWarning(
+    "partial-rollout-restarts",
+    "enable_partial_rollout with max_token_staleness 0 and sync_weights_interval 1",
+    "an aborted response is entirely stale at the next step and always restarts from no tokens,"
+    " so partial rollout saves no GPU time",
+    (
+        "policy.enable_partial_rollout",
+        "policy.max_token_staleness",
+        "timeline.sync_weights_interval",
+    ),
+)
+
+
 @pytest.mark.parametrize(
     ("just_not", "just", "expected"),
     [
@@ -827,32 +840,12 @@ def test_defaults_and_a_sound_config_are_quiet():
         (
             {"max_token_staleness": 1},
             {"max_token_staleness": 0},
-            ConfigWarning(
-                "partial-rollout-restarts",
-                "enable_partial_rollout with max_token_staleness 0 and sync_weights_interval 1",
-                "an aborted response is entirely stale at the next step and always restarts from no tokens,"
-                " so partial rollout saves no GPU time",
-                (
-                    "policy.enable_partial_rollout",
-                    "policy.max_token_staleness",
-                    "timeline.sync_weights_interval",
-                ),
-            ),
+            RESTARTS,
         ),
         (
             {"max_token_staleness": 0, "interval": 2},
             {"max_token_staleness": 0, "interval": 1},
-            ConfigWarning(
-                "partial-rollout-restarts",
-                "enable_partial_rollout with max_token_staleness 0 and sync_weights_interval 1",
-                "an aborted response is entirely stale at the next step and always restarts from no tokens,"
-                " so partial rollout saves no GPU time",
-                (
-                    "policy.enable_partial_rollout",
-                    "policy.max_token_staleness",
-                    "timeline.sync_weights_interval",
-                ),
-            ),
+            RESTARTS,
         ),
         (
             {"max_staleness": 0, "max_token_staleness": "off", "enable_partial_rollout": False},
