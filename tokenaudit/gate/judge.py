@@ -168,50 +168,74 @@ _NOTHING_REPLAYED = "nothing was replayed"
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One value that a rule looks at; of a step, or of the whole run."""
+    """The figure of a rule in one place: the row of a step or its part of a task, or the whole run."""
 
     train_step: int | None
+    row: RowData
+    before: RowData | None
     value: FigureValue
     baseline: FigureValue
 
+    def observed(self, task: str | None) -> Iterator[Observation]:
+        """What is observed there, if the figure has a value."""
+        if self.value is not None and not isinstance(self.value, Missing):
+            known = None if isinstance(self.baseline, Missing) else self.baseline
+            yield Observation(self.train_step, task, self.value, known)
+
 
 def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
-    rule = located.rule
+    rule, task = located.rule, located.rule.scope.task
     if not result.steps or not run_value(result, m.PUT_GROUPS):
         return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
     against = baseline if rule.is_relative else None
-    judged: list[Verdict] = []
+    is_by_step = rule.scope.steps is not None
+    samples = list(_step_samples(rule, result, against)) if is_by_step else [_run_sample(rule, result, against)]
+    judged: list[tuple[_Sample, Verdict]] = []
     reasons: list[str] = []
-    samples = list(_samples(rule, result, against))
     for sample in samples:
         reason = _why_not_judged(rule, sample)
         if reason:
             reasons.append(reason if sample.train_step is None else f"step {sample.train_step}: {reason}")
-        elif sample.value is not None and not isinstance(sample.value, Missing):
-            known = None if isinstance(sample.baseline, Missing) else sample.baseline
-            judged.append(_sample_verdict(located, sample.train_step, sample.value, known))
-    failed = [verdict for verdict in judged if verdict.outcome is Outcome.FAILED]
+        else:
+            judged += ((sample, _sample_verdict(located, observed)) for observed in sample.observed(task))
+    failed = [(sample, verdict) for sample, verdict in judged if verdict.outcome is Outcome.FAILED]
     if reasons and not failed:
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         return Verdict(located, Outcome.NOT_JUDGED, reasons[0] + more, judged=len(judged))
     if not judged:
         return Verdict(located, Outcome.NOT_JUDGED, _NO_VALUE if samples else _no_step(rule, result))
     # Of equals the first, so that reports of equal runs are equal.
-    worst = max(failed or judged, key=lambda verdict: verdict.beyond_limit or Fraction(0))
-    return _with_worst(worst, result, against, len(judged), len(failed))
+    sample, verdict = max(failed or judged, key=lambda pair: pair[1].beyond_limit or Fraction(0))
+    places = [sample] if is_by_step else list(_step_samples(rule, result, against)) if has_steps(rule.figure) else []
+    worst_step, worst_task = _worst_place(rule, places)
+    counts = rate_counts(sample.row, rule.figure, task) if isinstance(rule.figure, Rate) else None
+    return replace(
+        verdict,
+        counts=counts,
+        worst_step=worst_step,
+        worst_task=worst_task,
+        judged=len(judged),
+        failed=len(failed),
+    )
 
 
-def _samples(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Sample]:
-    task = rule.scope.task
-    if rule.scope.steps is None:
-        before = Missing.ABSENT if baseline is None else run_value(baseline, rule.figure, task)
-        yield _Sample(None, run_value(result, rule.figure, task), before)
-        return
+def _run_sample(rule: Rule, result: Result, baseline: Result | None) -> _Sample:
+    figure, task = rule.figure, rule.scope.task
+    before = Missing.ABSENT if baseline is None else run_value(baseline, figure, task)
+    return _Sample(None, result.totals, None, run_value(result, figure, task), before)
+
+
+def _step_samples(rule: Rule, result: Result, baseline: Result | None) -> Iterator[_Sample]:
+    """One sample per step, of those in the rule's scope if it names steps."""
     rows = {} if baseline is None else keyed_rows(baseline)
     for key, row in keyed_rows(result).items():
-        if rule.scope.has_step(key[0]):
-            before = row_value(rows[key], rule.figure, task) if key in rows else Missing.ABSENT
-            yield _Sample(key[0], row_value(row, rule.figure, task), before)
+        if rule.scope.steps is None or rule.scope.has_step(key[0]):
+            yield _row_sample(rule, key[0], rule.scope.task, row, rows.get(key))
+
+
+def _row_sample(rule: Rule, step: int | None, task: str | None, row: RowData, before: RowData | None) -> _Sample:
+    baseline = Missing.ABSENT if before is None else row_value(before, rule.figure, task)
+    return _Sample(step, row, before, row_value(row, rule.figure, task), baseline)
 
 
 def _why_not_judged(rule: Rule, sample: _Sample) -> str:
@@ -234,51 +258,25 @@ def _no_step(rule: Rule, result: Result) -> str:
     return f"no step is in {rule.scope}; the run has steps {min(steps)} to {max(steps)}"
 
 
-def _sample_verdict(located: LocatedRule, train_step: int | None, value: Number, baseline: Number | None) -> Verdict:
-    rule = located.rule
+def _sample_verdict(located: LocatedRule, observed: Observation) -> Verdict:
+    rule, value, baseline = located.rule, observed.value, observed.baseline
     limits = {limit: limit.value(baseline) for limit in rule.limits}
     loosest = min(limits.values(), key=lambda limit: rule.operator.beyond(value, limit))
     holds = any(
         rule.operator.holds(value, number) or (limit.is_share and baseline == 0 and value == 0)
         for limit, number in limits.items()
     )
-    outcome = Outcome.PASSED if holds else Outcome.FAILED
-    observed = Observation(train_step, rule.scope.task, value, baseline)
-    return Verdict(located, outcome, value=value, baseline=baseline, limit=loosest, worst_step=observed)
+    return Verdict(located, Outcome.PASSED if holds else Outcome.FAILED, value=value, baseline=baseline, limit=loosest)
 
 
-def _with_worst(verdict: Verdict, result: Result, baseline: Result | None, judged: int, failed: int) -> Verdict:
-    """The verdict with the step and task that have the worst figure."""
-    rule = verdict.rule
-    step = verdict.worst_step.train_step if verdict.worst_step else None
-    rows = [row for row in result.steps if step is None or row[TRAIN_STEP] == step]
-    before = {} if baseline is None else {row[TRAIN_STEP]: row for row in baseline.steps}
-    steps: list[Observation] = []
-    tasks: list[Observation] = []
-    if has_steps(rule.figure):
-        for row in rows:
-            steps += _observed(rule, row[TRAIN_STEP], rule.scope.task, row, before.get(row[TRAIN_STEP]))
-    worst = _worst(rule, steps)
-    if worst is not None and rule.scope.task is None:
-        row = next(row for row in rows if row[TRAIN_STEP] == worst.train_step)
-        for task in row[TASKS]:
-            tasks += _observed(rule, worst.train_step, task, row, before.get(row[TRAIN_STEP]))
-    counts_row = result.totals if step is None else rows[0]
-    counts = rate_counts(counts_row, rule.figure, rule.scope.task) if isinstance(rule.figure, Rate) else None
-    return replace(
-        verdict, counts=counts, worst_step=worst, worst_task=_worst(rule, tasks), judged=judged, failed=failed
-    )
-
-
-def _observed(
-    rule: Rule, step: int | None, task: str | None, row: RowData, before: RowData | None
-) -> list[Observation]:
-    """The figure in a row, if it has a value there."""
-    value = row_value(row, rule.figure, task)
-    if value is None or isinstance(value, Missing):
-        return []
-    known = None if before is None else row_value(before, rule.figure, task)
-    return [Observation(step, task, value, None if isinstance(known, Missing) else known)]
+def _worst_place(rule: Rule, samples: Sequence[_Sample]) -> tuple[Observation | None, Observation | None]:
+    """The step that has the worst figure, and the task that has it there."""
+    step = _worst(rule, [one for sample in samples for one in sample.observed(rule.scope.task)])
+    if step is None or rule.scope.task is not None:
+        return step, None
+    place = next(sample for sample in samples if sample.train_step == step.train_step)
+    tasks = ((task, _row_sample(rule, step.train_step, task, place.row, place.before)) for task in place.row[TASKS])
+    return step, _worst(rule, [one for task, sample in tasks for one in sample.observed(task)])
 
 
 def _worst(rule: Rule, observed: Sequence[Observation]) -> Observation | None:
