@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.events import (
-    ExpiryReason,
     Fate,
     GroupExpired,
     GroupPut,
@@ -21,7 +20,7 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import Group, GroupMembers, MadeMembers
-from tokenaudit.lifecycle.staleness import ExpiryPolicy
+from tokenaudit.lifecycle.staleness import ExpiryPolicy, ExpiryReason
 from tokenaudit.lifecycle.types import Response, Status
 
 

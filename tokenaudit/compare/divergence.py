@@ -11,7 +11,8 @@ import polars as pl
 from tokenaudit.compare.group_events import NO_AGE, PLACES, REASONS, GroupEvents, Kind
 from tokenaudit.compare.metric_values import Figure
 from tokenaudit.config.model import OFF, Config
-from tokenaudit.lifecycle.events import ExpiryReason, Where
+from tokenaudit.lifecycle.events import Where
+from tokenaudit.lifecycle.staleness import ExpiryReason
 
 Event = dict[str, Any]
 """A row of `GroupEvents.frame`."""

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from tokenaudit.lifecycle.events import (
-    ExpiryReason,
     Fate,
     GroupExpired,
     GroupPut,
@@ -19,7 +18,7 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import MemberFacts
-from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.staleness import ExpiryReason, staleness
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEvent, StepClosed
 

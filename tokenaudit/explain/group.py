@@ -11,7 +11,6 @@ from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import (
-    ExpiryReason,
     Fate,
     GroupExpired,
     GroupPut,
@@ -22,7 +21,7 @@ from tokenaudit.lifecycle.events import (
     Where,
 )
 from tokenaudit.lifecycle.members import GroupMembers
-from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
+from tokenaudit.lifecycle.staleness import ExpiryReason, is_fresh, oldest_fresh_version, staleness
 from tokenaudit.lifecycle.types import Response, Status, VersionRun
 from tokenaudit.log.digest import KINDS, Digest
 from tokenaudit.replay.events import HeldGroups, Key, PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from tokenaudit.lifecycle.events import (
-    ExpiryReason,
     Fate,
     GroupExpired,
     GroupPut,
@@ -23,12 +22,13 @@ from tokenaudit.lifecycle.events import (
     LifecycleEvent,
     MembersExpired,
     Where,
-    expiry_reason,
-    group_reason,
 )
 from tokenaudit.lifecycle.members import Group, GroupMembers, MembersPart
 from tokenaudit.lifecycle.staleness import (
     ExpiryPolicy,
+    ExpiryReason,
+    expiry_reason,
+    group_reason,
     newest_too_old,
     oldest_fresh_version,
 )
@@ -269,7 +269,10 @@ class ReplayBuffer:
         members = group.responses
         newest_stale = newest_too_old(train_step, policy.stale_threshold)
         oldest_fresh = oldest_fresh_version(train_step, policy.token_threshold(members.measures.is_agentic))
-        reasons = [expiry_reason(facts, newest_stale, oldest_fresh) for facts in members.facts]
+        reasons = [
+            expiry_reason(status, oldest, newest_trainable, newest_stale, oldest_fresh)
+            for status, _, _, _, _, oldest, newest_trainable in members.facts
+        ]
         is_expired = [reason is not None for reason in reasons]
         fate = _RESET if policy.retryable else _DISCARDED
         if fate is _RESET:

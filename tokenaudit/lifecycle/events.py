@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
-from tokenaudit.lifecycle.members import GroupMembers, MemberFacts, MembersPart
-from tokenaudit.lifecycle.staleness import count_fresh, expires_by_token, is_too_old
+from tokenaudit.lifecycle.members import GroupMembers, MembersPart
+from tokenaudit.lifecycle.staleness import ExpiryReason, count_fresh
 from tokenaudit.lifecycle.types import Status
 
 
@@ -18,44 +17,6 @@ class Where(StrEnum):
     """It was already too old when it came in."""
     REFRESH = "refresh"
     """It became too old while it waited."""
-
-
-class ExpiryReason(StrEnum):
-    """Why a group expired."""
-
-    SEQUENCE = "sequence"
-    """A whole response was too old."""
-    TOKEN = "token"
-    """A response had no fresh token left to train."""
-    ARRIVED_EXPIRED = "arrived_expired"
-    """A member was put with the status expired."""
-
-
-# Python 3.11 looks an enum's member up ten times as slowly as a global name, and these are asked for all the time.
-_EXPIRED = Status.EXPIRED
-_ARRIVED_EXPIRED = ExpiryReason.ARRIVED_EXPIRED
-_SEQUENCE = ExpiryReason.SEQUENCE
-_TOKEN = ExpiryReason.TOKEN
-
-
-def expiry_reason(facts: MemberFacts, newest_stale: int, oldest_fresh: int) -> ExpiryReason | None:
-    """Why a response is expired, given the newest version too old for a response and the oldest fresh for a token."""
-    status, _, _, _, _, oldest, newest_trainable = facts
-    if status is _EXPIRED:
-        return _ARRIVED_EXPIRED
-    if oldest is None:
-        return None
-    if is_too_old(oldest, newest_stale):
-        return _SEQUENCE
-    return _TOKEN if expires_by_token(newest_trainable, oldest_fresh) else None
-
-
-def group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
-    """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
-    for reason in (_ARRIVED_EXPIRED, _SEQUENCE):
-        if reason in reasons:
-            return reason
-    return _TOKEN
 
 
 class Fate(StrEnum):

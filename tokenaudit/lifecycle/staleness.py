@@ -6,9 +6,12 @@ of train steps in the weights that made a token, so fully synchronous training h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, overload
+
+from tokenaudit.lifecycle.types import Status
 
 ALWAYS_FRESH = -(2**31)
 """The oldest fresh version where no token rule applies: every version is fresh, in 32 bits too."""
@@ -109,7 +112,11 @@ def too_old_from(model_step: int, threshold: int) -> int:
     return model_step + threshold + 1
 
 
-def live_version(model_step: int, sync_weights_interval: int) -> int:
+@overload
+def live_version(model_step: int, sync_weights_interval: int) -> int: ...
+@overload
+def live_version(model_step: Any, sync_weights_interval: int) -> Any: ...
+def live_version(model_step: Any, sync_weights_interval: int) -> Any:
     """The version that would have been live at `model_step` had weights been synced every interval."""
     return model_step // sync_weights_interval * sync_weights_interval
 
@@ -136,3 +143,50 @@ class ExpiryPolicy:
     def token_threshold(self, is_agentic: bool) -> int | None:
         """The token threshold of a group; None where no token rule applies: an agentic member exempts its group."""
         return None if is_agentic else self.token_stale_threshold
+
+
+class ExpiryReason(StrEnum):
+    """Why a group expired."""
+
+    SEQUENCE = "sequence"
+    """A whole response was too old."""
+    TOKEN = "token"
+    """A response had no fresh token left to train."""
+    ARRIVED_EXPIRED = "arrived_expired"
+    """A member was put with the status expired."""
+
+
+# Python 3.11 looks an enum's member up ten times as slowly as a global name, and these are asked for all the time.
+_EXPIRED = Status.EXPIRED
+_ARRIVED_EXPIRED = ExpiryReason.ARRIVED_EXPIRED
+_SEQUENCE = ExpiryReason.SEQUENCE
+_TOKEN = ExpiryReason.TOKEN
+
+
+def expiry_reason(
+    status: Status, oldest: int | None, newest_trainable: int | None, newest_stale: int, fresh_from: int
+) -> ExpiryReason | None:
+    """Why a response is expired; None for one that isn't.
+
+    Args:
+        status: its status.
+        oldest: its smallest version; None without tokens.
+        newest_trainable: its largest version among trainable tokens; None without any.
+        newest_stale: see `newest_too_old`.
+        fresh_from: see `oldest_fresh_version`.
+    """
+    if status is _EXPIRED:
+        return _ARRIVED_EXPIRED
+    if oldest is None:
+        return None
+    if is_too_old(oldest, newest_stale):
+        return _SEQUENCE
+    return _TOKEN if expires_by_token(newest_trainable, fresh_from) else None
+
+
+def group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
+    """The reason of a group with an expired member: the first present of arrived expired, sequence, token."""
+    for reason in (_ARRIVED_EXPIRED, _SEQUENCE):
+        if reason in reasons:
+            return reason
+    return _TOKEN

@@ -127,10 +127,23 @@ class Response:
         """Identity inside the task: rollout and segment."""
         return (self.rollout_id, self.segment)
 
-    def continued(self, prior_len: int, runs: tuple[VersionRun, ...]) -> Response:
-        """The same response with other tokens, or other tokens of earlier puts."""
+    def changed(
+        self,
+        *,
+        status: Status | None = None,
+        prior_len: int | None = None,
+        runs: tuple[VersionRun, ...] | None = None,
+    ) -> Response:
+        """The same response with another status, other tokens, or other tokens of earlier puts."""
         return Response(
-            self.rollout_id, self.status, runs, prior_len, self.segment, self.agentic, self.reward, self.row
+            self.rollout_id,
+            self.status if status is None else status,
+            self.runs if runs is None else runs,
+            self.prior_len if prior_len is None else prior_len,
+            self.segment,
+            self.agentic,
+            self.reward,
+            self.row,
         )
 
     def reset(self) -> Response:

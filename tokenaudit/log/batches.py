@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.log.columns import Bools, Int64s, check_dictionary, integers, nulls, text_codes
+from tokenaudit.log.columns import Int64s, check_dictionary, integers, nulls, text_codes
 from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.log_file import (
     COPY_AGAIN,
@@ -306,35 +306,26 @@ def _batch_rows(piece: _Piece, lists: list[str]) -> int:
     """
     if not lists:
         return MAX_BATCH_ROWS
-    rows = piece.file.batch_rows
-    elements = _most_elements(piece, lists)
+    rows, groups = piece.file.batch_rows, [piece.file.chunks[index] for index in piece.row_groups]
+    elements = max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
     if elements <= SMALL_PIECE_ELEMENTS:
         return rows
     lengths = _recorded_lengths(piece)
+    where = f"{piece.file.path}, rows {piece.first_row} to {piece.first_row + piece.rows - 1}"
     if lengths is None:
         if elements > MAX_UNBOUNDED_ELEMENTS:
             what = f"a row group holds {elements} list elements and doesn't tell the length of every response"
             hint = f"write response_len, or row groups of up to {MAX_UNBOUNDED_ELEMENTS} elements"
-            raise LogError(Problem(what, _where(piece), hint))
+            raise LogError(Problem(what, where, hint))
         return rows
     longest, recorded = int(lengths.max(initial=0)), int(np.maximum(lengths, 1).sum())
     if min(longest, elements) > MAX_ROW_ELEMENTS or elements - recorded > MAX_ROW_ELEMENTS:
         what = f"lists of {elements} elements for responses of {recorded} tokens, the longest of {longest}"
         hint = f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response; record long ones as runs"
-        raise LogError(Problem(what, _where(piece), hint))
+        raise LogError(Problem(what, where, hint))
     while rows > 1 and _largest_batch(lengths, rows) > 2 * TARGET_BATCH_ELEMENTS:
         rows = -(-rows // 2)
     return rows
-
-
-def _where(piece: _Piece) -> str:
-    return f"{piece.file.path}, rows {piece.first_row} to {piece.first_row + piece.rows - 1}"
-
-
-def _most_elements(piece: _Piece, lists: list[str]) -> int:
-    """Elements of the list column that has most of them."""
-    groups = [piece.file.chunks[index] for index in piece.row_groups]
-    return max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
 
 
 def _recorded_lengths(piece: _Piece) -> Int64s | None:
@@ -345,19 +336,14 @@ def _recorded_lengths(piece: _Piece) -> Int64s | None:
     lengths: list[Int64s] = []
     for batch in _record_batches(piece, columns, piece.rows):
         recorded = batch.column("response_len")
-        if (nulls(recorded) & _may_be_put(batch)).any():
+        event = batch.column("event") if "event" in columns else None
+        may_be_put = text_codes(event, batch.num_rows, lambda text: int(text in _OTHER_EVENTS)) == 0
+        if (nulls(recorded) & may_be_put).any():
             return None
         lengths.append(np.maximum(integers(recorded, batch.num_rows, fill=0), 0))
     return np.concatenate(lengths)
 
 
-def _may_be_put(batch: pa.RecordBatch) -> Bools:
-    event = batch.column("event") if "event" in batch.schema.names else None
-    return text_codes(event, batch.num_rows, lambda text: int(text in _OTHER_EVENTS)) == 0
-
-
 def _largest_batch(lengths: Int64s, rows: int) -> int:
     """Elements of the largest batch of this many rows."""
-    if len(lengths) == 0:
-        return 0
-    return int(np.add.reduceat(lengths, np.arange(0, len(lengths), rows)).max())
+    return int(np.add.reduceat(lengths, np.arange(0, len(lengths), rows)).max()) if len(lengths) else 0

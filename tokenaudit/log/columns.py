@@ -21,6 +21,8 @@ LARGEST = 2**63 - 1
 """Stands for every number beyond it."""
 INT32_MAX = 2**31 - 1
 """The largest size or version."""
+_LARGEST_REWARD = 1e300
+"""Rewards beyond it can't be summed in double precision."""
 
 
 def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
@@ -104,6 +106,12 @@ def reals(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.floa
     numbers = array if array.type == pa.float64() else array.cast(pa.float64(), safe=False)
     values: Any = _ignoring_nulls(numbers).to_numpy(zero_copy_only=False)
     return np.where(nulls(array), np.nan, values) if array.null_count else values
+
+
+def rewards(array: pa.Array | None, rows: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A column of rewards as float64 of shape [rows], NaN where unscored; those that can't be summed count as that."""
+    values = reals(array, rows)
+    return np.where(np.abs(values) <= _LARGEST_REWARD, values, np.nan)
 
 
 def flags(array: pa.Array | None, rows: int) -> Bools:

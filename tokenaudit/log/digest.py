@@ -184,42 +184,39 @@ class Digest:
         return bool((self.events.kind != KIND_CODE[EventKind.PUT]).any())
 
 
+def sorted_rows(*keys: Int64s) -> tuple[Int64s, Bools]:
+    """Rows sorted by keys of shape [R], the last one first, and which of them are the first with their values."""
+    order = np.lexsort(keys)
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = np.logical_or.reduce([key[order[1:]] != key[order[:-1]] for key in keys])
+    return order, is_first
+
+
+def _first_position(starts: Bools) -> Int64s:
+    """The position of the last start at or before each."""
+    return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
+
+
 def previous_put(task: Int64s, rollout_id: Int64s, segment: Int64s) -> Int64s:
     """Index of the row before each with the same task, rollout and segment; -1 for the first. Shape [R]."""
-    order = np.lexsort((segment, rollout_id, task))
-    same = np.zeros(len(order), dtype=np.bool_)
-    if len(order):
-        same[1:] = (
-            (task[order[1:]] == task[order[:-1]])
-            & (rollout_id[order[1:]] == rollout_id[order[:-1]])
-            & (segment[order[1:]] == segment[order[:-1]])
-        )
+    order, starts = sorted_rows(segment, rollout_id, task)
     previous = np.full(len(order), -1, dtype=np.int64)
-    positions = np.flatnonzero(same)
+    positions = np.flatnonzero(~starts)
     previous[order[positions]] = order[positions - 1]
     return previous
 
 
 def is_first_put(task: Int64s, rollout_id: Int64s, event_id: Int64s) -> Bools:
     """Whether a row belongs to the first event of its task and rollout. Shape [R]; event ids never fall."""
-    order = np.lexsort((rollout_id, task))
-    starts = np.ones(len(order), dtype=np.bool_)
-    if len(order):
-        starts[1:] = (task[order[1:]] != task[order[:-1]]) | (rollout_id[order[1:]] != rollout_id[order[:-1]])
-    first = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
+    order, starts = sorted_rows(rollout_id, task)
     is_first = np.zeros(len(order), dtype=np.bool_)
-    is_first[order] = event_id[order] == event_id[order[first]]
+    is_first[order] = event_id[order] == event_id[order[_first_position(starts)]]
     return is_first
 
 
 def segments(event: Int64s, rollout_id: Int64s) -> Int64s:
     """Position of each row among the rows of its rollout in its event. Shape [R]."""
-    order = np.lexsort((rollout_id, event))
-    starts_anew = np.ones(len(order), dtype=np.bool_)
-    if len(order):
-        starts_anew[1:] = (event[order[1:]] != event[order[:-1]]) | (rollout_id[order[1:]] != rollout_id[order[:-1]])
-    positions = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(starts_anew, positions, 0))
+    order, starts = sorted_rows(rollout_id, event)
     segment = np.zeros(len(order), dtype=np.int64)
-    segment[order] = positions - first
+    segment[order] = np.arange(len(order)) - _first_position(starts)
     return segment

@@ -34,8 +34,7 @@ MOST_FOOTER_BYTES = 2**28
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
 _INTEGERS, _CONTAINERS = (4, 5, 6), (_LIST, _SET, _MAP, _STRUCT)
-_LONG_LIST = 15
-"""Stands for a length that follows."""
+_LONG_LIST = 15  # stands for a length that follows
 _MOST_NESTED = 64
 """Structs, lists and maps inside each other; Thrift's own reader draws the same line."""
 
@@ -49,7 +48,6 @@ _FIELDS: dict[int, dict[int, int]] = {
     _META_DATA: {3: _NAMES, 5: _NUM_VALUES, 6: _UNCOMPRESSED},
 }
 """The fields on the way to the sizes, by the struct they stand in and their id there."""
-_NO_FIELDS: dict[int, int] = {}
 
 
 class ChunkSize(NamedTuple):
@@ -85,21 +83,17 @@ def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
                 groups[-1][-1].setdefault(field, value)
             else:
                 groups[-1][-1][field] = value
-        return [_sizes_by_column(chunks) for chunks in groups]
+        sizes: list[dict[str, ChunkSize]] = [{} for _ in groups]
+        for of_group, chunks in zip(sizes, groups, strict=True):
+            for chunk in chunks:
+                if _NAMES in chunk:
+                    name = chunk[_NAMES].decode()
+                    values, uncompressed = of_group.get(name, (0, 0))
+                    values = max(values, chunk.get(_NUM_VALUES, 0))
+                    of_group[name] = ChunkSize(values, max(uncompressed, chunk.get(_UNCOMPRESSED, 0)))
+        return sizes
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("the footer is damaged") from error
-
-
-def _sizes_by_column(chunks: list[dict[int, Any]]) -> dict[str, ChunkSize]:
-    sizes: dict[str, ChunkSize] = {}
-    for chunk in chunks:
-        if _NAMES in chunk:
-            name = chunk[_NAMES].decode()
-            values, uncompressed = sizes.get(name, (0, 0))
-            sizes[name] = ChunkSize(
-                max(values, chunk.get(_NUM_VALUES, 0)), max(uncompressed, chunk.get(_UNCOMPRESSED, 0))
-            )
-    return sizes
 
 
 def _footer(path: Path) -> bytes:
@@ -147,7 +141,7 @@ def _values(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
         elif outside:
             position += not element_kinds  # the stop of a struct
             field, left, place, element_kinds = outside.pop()
-            fields = _FIELDS.get(place, _NO_FIELDS)
+            fields = _FIELDS.get(place, {})
             continue
         else:
             return
@@ -176,7 +170,7 @@ def _values(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
             outside.append((field, left, place, element_kinds))
             field, left, place, element_kinds = 0, 0, here, ()
             if kind == _STRUCT:
-                fields = _FIELDS.get(place, _NO_FIELDS)
+                fields = _FIELDS.get(place, {})
                 if here in (_ROW_GROUP, _CHUNK):
                     yield here, None
             elif kind == _MAP:
@@ -225,6 +219,8 @@ MAX_ROW_ELEMENTS = 2**24
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
 
+_METADATA = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
+"""The entries of a file's key-value metadata that are read."""
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
 MAX_TEXT_BYTES = 2**26
 """Bytes of one column of names in a row group above which a log is refused."""
@@ -271,15 +267,14 @@ def open_file(
         if not path.is_file():
             problems.append(Problem("not a regular file", str(path), "Parquet is read from files, not from pipes"))
             return None
-        size = path.stat().st_size
-        if size == 0:
+        if path.stat().st_size == 0:
             problems.append(Problem("empty file (0 bytes)", str(path), COPY_AGAIN))
             return None
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema = parquet.schema_arrow
             footer = parquet.metadata
-            metadata = _text_metadata(footer.metadata)
-            rows = footer.num_rows
+            raw = footer.metadata or {}
+            metadata = {name: raw[name.encode()].decode() for name in _METADATA if name.encode() in raw}
             before = len(problems)
             problems.extend(_schema_problems(path, schema, known, metadata))
             chunks = chunk_sizes(path)
@@ -292,7 +287,7 @@ def open_file(
     if len(problems) > before:
         return None
     columns = tuple(name for name in known if name in schema.names)
-    return LogFile(path, rows, columns, batch_rows, footer, tuple(chunks)), schema.names, metadata
+    return LogFile(path, footer.num_rows, columns, batch_rows, footer, tuple(chunks)), schema.names, metadata
 
 
 def _unreadable(path: Path, error: Exception) -> Problem:
@@ -318,11 +313,6 @@ def first_line(error: Exception) -> str:
     """The first line of what an error says, or its name where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _text_metadata(raw: dict[bytes, bytes] | None) -> dict[str, str]:
-    wanted = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
-    return {name: raw[name.encode()].decode() for name in wanted if raw and name.encode() in raw}
 
 
 def _schema_problems(

@@ -23,8 +23,6 @@ from tokenaudit.log.structural_checks import (
 from tokenaudit.log.token_ids import UNKNOWN, PrefixMemory
 from tokenaudit.log.version_runs import MISSING_VERSION, Runs, interleaved_runs, merged, version_runs
 
-_LARGEST_REWARD = 1e300
-"""Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
 _PUT, _SAMPLE, _TAKE, _SYNC = (
     KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
 )
@@ -72,13 +70,12 @@ class RowChecker:
 
     def __init__(self, *, allow_missing_versions: bool, compare_ids: bool) -> None:
         self._allow_missing_versions = allow_missing_versions
-        self._compare_ids = compare_ids
         self.task_codes: dict[str, int] = {}
         """Task names by code, in order of appearance in any row."""
         self.unscored_rewards = 0
         """Rewards of puts so far that are infinite."""
         self._before: dict[str, int] | None = None
-        self._prefixes = PrefixMemory()
+        self._prefixes = PrefixMemory() if compare_ids else None
 
     def reduce(self, columns: BatchColumns) -> ReducedBatch:
         """Check rows by themselves, at least one, and reduce them; nothing is remembered, so threads may call it."""
@@ -92,7 +89,7 @@ class RowChecker:
         reward = columns.array("reward")
         is_infinite = is_put & np.isnan(responses["reward"])
         unscored = 0 if reward is None else int((is_infinite & ~col.nulls(reward)).sum())
-        ids = columns.lists("response_ids") if self._compare_ids else None
+        ids = columns.lists("response_ids") if self._prefixes is not None else None
         nbytes = sum(array.nbytes for array in (*events.values(), *responses.values(), *runs, *(ids or ())))
         return ReducedBatch(events, columns.tasks[1], responses, runs, faults, unscored, ids, nbytes)
 
@@ -141,7 +138,7 @@ class RowChecker:
     ) -> np.ndarray[Any, Any]:
         """Whether each put continues the token ids of its response's previous put."""
         verdicts = np.full(len(is_put), UNKNOWN, dtype=np.int8)
-        if ids is None:
+        if ids is None or self._prefixes is None:
             return verdicts
         has_ids = ~ids.is_null & (ids.lengths == responses["tokens"]) & ~ids.has_null_element
         of_puts = Lists(_elements_of(ids, is_put), ids.lengths[is_put], ids.is_null[is_put], ids.null_element_rows)
@@ -199,13 +196,12 @@ def _events(numbers: RowNumbers) -> Columns:
 
 def _responses(columns: BatchColumns, numbers: RowNumbers) -> Columns:
     """The response columns that the rows alone give."""
-    reward = col.reals(columns.array("reward"), columns.rows)
     return {
         "rollout_id": numbers["rollout_id"],
         "status": numbers["status"],
         "tokens": numbers["tokens"],
         "prior_len": _prior_len(columns.versions, numbers),
-        "reward": np.where(np.abs(reward) <= _LARGEST_REWARD, reward, np.nan),
+        "reward": col.rewards(columns.array("reward"), columns.rows),
         "agentic": col.flags(columns.array("agentic"), columns.rows),
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
-from tokenaudit.log.columns import Int64s
+from tokenaudit.log.columns import INT32_MAX
 from tokenaudit.log.digest import NO_VALUE, Digest
 from tokenaudit.log.files import Log
 
@@ -23,15 +23,18 @@ def newest_reading(log: Log, digest: Digest) -> Digest | None:
     """The digest of the newest reading; None where the log tells every version.
 
     Args:
-        log: an opened log.
+        log: an opened log with the column `NEWEST`.
         digest: its digest.
 
     Raises:
         LogError: the log changed while it was read.
     """
-    if NEWEST not in log.columns:
-        return None
-    newest = _newest(log)[digest.log_row]
+    parts = [
+        col.integers(batch.columns.get(NEWEST), batch.rows, fill=NO_VALUE) for batch in read_batches(log, [NEWEST])
+    ]
+    values = np.concatenate(parts)[digest.log_row]
+    # one out of range counts as none
+    newest = np.where((values >= 0) & (values <= INT32_MAX), values, NO_VALUE)
     runs, responses, events = digest.runs, digest.responses, digest.events
     row = np.searchsorted(responses.first_run, np.arange(len(runs.model_step)), side="right") - 1
     raised = np.maximum(runs.model_step, newest[row]).astype(np.int32)
@@ -48,12 +51,3 @@ def uncertain_responses(oldest: Digest, newest: Digest) -> int:
     """Responses whose versions differ between the two readings."""
     differs = np.flatnonzero(oldest.runs.model_step != newest.runs.model_step)
     return len(np.unique(np.searchsorted(oldest.responses.first_run, differs, side="right")))
-
-
-def _newest(log: Log) -> Int64s:
-    """The newest version by row of the log; `NO_VALUE` where a row names none or one out of range."""
-    parts = [
-        col.integers(batch.columns.get(NEWEST), batch.rows, fill=NO_VALUE) for batch in read_batches(log, [NEWEST])
-    ]
-    values = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    return np.where((values >= 0) & (values < 2**31), values, NO_VALUE)

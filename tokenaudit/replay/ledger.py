@@ -11,16 +11,16 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import LedgerError
 from tokenaudit.contracts.metrics import Metric, Total
 from tokenaudit.lifecycle.events import (
-    ExpiryReason,
     Fate,
     GroupExpired,
     GroupPut,
     GroupRejected,
     GroupTaken,
+    LifecycleEvent,
     MembersExpired,
     Where,
 )
-from tokenaudit.lifecycle.staleness import count_fresh
+from tokenaudit.lifecycle.staleness import ExpiryReason, count_fresh
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import PutReconciled, PutSkipped, RunEnded, RunEvent, StepClosed
 
@@ -192,10 +192,9 @@ def _total(task: str, rows: Sequence[Row], tail: Row) -> Account:
 
 
 def _check_conservation(task: str, account: Account) -> None:
-    sources = sum(account.counts.get(metric, 0) for metric in m.LEDGER_SOURCES)
-    fates = sum(account.counts.get(metric, 0) for metric in m.LEDGER_FATES)
+    sources, fates = (sum(map(account.count, metrics)) for metrics in (m.LEDGER_SOURCES, m.LEDGER_FATES))
     if sources != fates:
-        parts = {metric.name: account.counts.get(metric, 0) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
+        parts = {metric.name: account.count(metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
         raise LedgerError(f"task {task!r}: {sources} tokens came in and {fates} are accounted for: {parts}")
 
 
@@ -205,10 +204,8 @@ class _Counter:
     def __init__(self) -> None:
         self.row = Row()
 
-    def add(self, event: RunEvent) -> None:
+    def add(self, event: LifecycleEvent | PutSkipped | PutReconciled) -> None:
         """Count one event."""
-        if isinstance(event, (StepClosed, RunEnded)):
-            return
         account = self._account(event.task_name)
         if isinstance(event, GroupPut):
             _count_put(account, event)
@@ -238,7 +235,7 @@ class _Counter:
         row.model_step = step.model_step
         for task, asked in step.asked.items():
             account = self._account(task)
-            account.add(m.SHORTFALL_GROUPS, asked - account.counts.get(m.TAKEN_GROUPS, 0))
+            account.add(m.SHORTFALL_GROUPS, asked - account.count(m.TAKEN_GROUPS))
         for task, held in step.leftovers.items():
             if any(held.values()):
                 account = self._account(task)

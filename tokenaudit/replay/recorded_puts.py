@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,15 +52,12 @@ class RecordedPuts:
         self._interval = sync_weights_interval
         self._resync = resync
         self._stamped = _stamped(digest, sync_weights_interval)
-        self._live = self._stamped
-        if resync:
-            self._live = self._stamped // sync_weights_interval * sync_weights_interval
-        self._groups = RecordedGroups(digest, self._live)
+        self._groups = RecordedGroups(digest, self.live(self._stamped))
         self._first_response: list[int] = digest.events.first_response.tolist()
         self._is_plain, self._prior_tokens = _plain_puts(digest)
 
-    def live(self, model_step: int) -> int:
-        """A recorded version under this timeline."""
+    def live(self, model_step: Any) -> Any:
+        """A recorded version, or an array of them, under this timeline."""
         return live_version(model_step, self._interval) if self._resync else model_step
 
     def in_order(self, puts: Int64s) -> Iterator[GroupMembers]:
@@ -101,12 +98,12 @@ class RecordedPuts:
                 restarted_by_log += lost if status == _FAILED else 0
                 if prior_len != max(recorded_prior_len, 0):
                     fitted = fitted or list(recorded)
-                    fitted[member] = fitted[member].continued(prior_len, fitted[member].runs)
+                    fitted[member] = fitted[member].changed(prior_len=prior_len)
             else:
                 restarted += tokens_held
                 regenerated += prior_len
                 fitted = fitted or list(recorded)
-                fitted[member] = fitted[member].continued(0, self._regenerated(event, fitted[member].runs))
+                fitted[member] = fitted[member].changed(prior_len=0, runs=self._regenerated(event, fitted[member].runs))
         members = MadeMembers(tuple(fitted)) if fitted else recorded
         return FittedPut(members, carried_in, restarted + sum(left.values()), restarted_by_log, regenerated)
 
@@ -184,5 +181,5 @@ def _stamped(digest: Digest, sync_weights_interval: int) -> Int32s:
     event = np.searchsorted(digest.events.first_response, row, side="right") - 1
     trained = np.maximum(digest.events.train_step[event] - 1, 0)
     stamped = recorded.copy()
-    stamped[missing] = trained // sync_weights_interval * sync_weights_interval
+    stamped[missing] = live_version(trained, sync_weights_interval)
     return stamped

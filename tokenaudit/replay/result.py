@@ -203,7 +203,6 @@ def build_result(
     """
     tasks = ledger.tasks
     total = combined(ledger.totals.values())
-    counterfactual = _count(total, m.COUNTERFACTUAL_TOKENS)
     metrics = ROW_METRICS if simulation is None else (*ROW_METRICS, *m.SIMULATED_METRICS)
     totals = _values(ledger.totals, tasks, metrics)
     if simulation is not None:
@@ -215,8 +214,10 @@ def build_result(
         config_source=config_source,
         config=config,
         warnings=tuple(warnings),
-        coverage=_with_counterfactual(
-            coverage, counterfactual, _count(total, m.PRODUCED_TOKENS) + _count(total, m.AVOIDED_TOKENS)
+        coverage=replace(
+            coverage,
+            counterfactual_tokens=total.count(m.COUNTERFACTUAL_TOKENS),
+            counterfactual_of_tokens=total.count(m.PRODUCED_TOKENS) + total.count(m.AVOIDED_TOKENS),
         ),
         totals=totals,
         ledger={
@@ -239,14 +240,6 @@ def _intervals(oldest: Account, newest: Account) -> dict[str, tuple[int | float,
         if len(known) == 2 and known[0] != known[1]:
             intervals[metric.name] = (known[0], known[1])
     return intervals
-
-
-def _count(account: Account, metric: Metric) -> int:
-    return account.counts.get(metric, 0)
-
-
-def _with_counterfactual(coverage: Coverage, tokens: int, of_tokens: int) -> Coverage:
-    return replace(coverage, counterfactual_tokens=tokens, counterfactual_of_tokens=of_tokens)
 
 
 def _whole_run(ledger: Ledger, totals: RowData) -> RowData:
@@ -294,7 +287,7 @@ def _metrics(account: Account, metrics: Sequence[Metric]) -> RowData:
 
 
 def _conservation(account: Account) -> dict[str, int]:
-    return {metric.name: _count(account, metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
+    return {metric.name: account.count(metric) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
 
 
 def intervals_text(intervals: Mapping[str, tuple[int | float, int | float]]) -> str:

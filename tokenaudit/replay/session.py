@@ -171,7 +171,7 @@ def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None 
     config = settings.config
     kind = timeline_of(digest, request.timeline)
     events = replay(digest, config, kind, request.stage("replaying", len(digest.events.kind)))
-    newest = newest_reading(log, digest)
+    newest = newest_reading(log, digest) if NEWEST in log.columns else None
     with no_collections():
         ledger = count(events if observe is None else observed(events, observe), run_tasks(digest, config))
         ledger_of_newest = None if newest is None else count(replay(newest, config, kind), run_tasks(digest, config))

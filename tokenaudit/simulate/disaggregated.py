@@ -32,16 +32,12 @@ class Producer:
         self._world = world
         self._stale_threshold = min(stale_thresholds)
         self._poll_interval = poll_interval_us
-        self._future_step = 1
+        self.future_step = 1
+        """The step it works towards."""
         self._running: set[int] = set()
         self._looks: dict[int, int] = {}
         self._stopped_at: int | None = None
         self._wake_at: int | None = None
-
-    @property
-    def future_step(self) -> int:
-        """The step it works towards."""
-        return self._future_step
 
     @property
     def next_time(self) -> int | None:
@@ -65,18 +61,18 @@ class Producer:
         """Begin the round of the future step, and those behind it that are done at once."""
         world = self._world
         while not self._running:
-            if is_too_old(world.model_step, newest_too_old(self._future_step, self._stale_threshold)):
+            if is_too_old(world.model_step, newest_too_old(self.future_step, self._stale_threshold)):
                 world.set_status(ProducerStatus.EXPIRED)
                 self._stopped_at = world.now
                 return
             waiting = []
             for task in world.sized:
                 task.put_unclaimed()
-                task.start(self._future_step * task.size)
+                task.start(self.future_step * task.size)
                 if not task.look():
                     waiting.append(task.index)
             if not waiting:
-                self._future_step += 1
+                self.future_step += 1
             self._running.update(waiting)
 
     def group_ended(self, flight: Flight) -> None:
@@ -113,7 +109,7 @@ class Producer:
             return
         self._running.remove(task.index)
         if not self._running:
-            self._future_step += 1
+            self.future_step += 1
             self.start_round()
 
 
@@ -164,7 +160,8 @@ class Trainer:
         self._times = times
         self._step = 1
         self._phase = _Phase.BEGINNING
-        self._next_time: int | None = 0
+        self.next_time: int | None = 0
+        """When it acts next; None while it waits for something that hasn't happened."""
         self._waiting_since = 0
         self._trained_step = 0
         self._forced_sync = False
@@ -172,18 +169,13 @@ class Trainer:
         self.is_done = False
         """Whether the last row has closed."""
 
-    @property
-    def next_time(self) -> int | None:
-        """When it acts next; None while it waits for something that hasn't happened."""
-        return self._next_time
-
     def act(self) -> None:
         """Do what is due.
 
         Raises:
             CannotGoOnError: it waits for a batch that will never be there.
         """
-        self._next_time = None
+        self.next_time = None
         if self._phase is _Phase.BEGINNING:
             self._begin()
         elif self._phase is _Phase.WAITING:
@@ -199,8 +191,8 @@ class Trainer:
 
     def something_happened(self) -> None:
         """Poll again once there is something to find."""
-        if self._phase is _Phase.WAITING and self._next_time is None and (self._is_stopped or self._has_batch):
-            self._next_time = next_poll(
+        if self._phase is _Phase.WAITING and self.next_time is None and (self._is_stopped or self._has_batch):
+            self.next_time = next_poll(
                 self._waiting_since, self._times.poll_interval_us, self._world.now, may_be_now=True
             )
 
@@ -250,7 +242,7 @@ class Trainer:
         self._step += 1
         self._phase = _Phase.TRAINING
         world.trainer_busy.set(True, world.now)
-        self._next_time = world.now + self._times.train_time_us
+        self.next_time = world.now + self._times.train_time_us
 
     def _begin_sync(self, train_step: int, model_step: int) -> None:
         world = self._world
@@ -259,7 +251,7 @@ class Trainer:
         self._producer.stop()
         world.abort()
         self._phase = _Phase.SYNCING
-        self._next_time = world.now + self._times.sync_time_us
+        self.next_time = world.now + self._times.sync_time_us
 
     def _end_sync(self) -> None:
         world = self._world

@@ -115,7 +115,7 @@ class Generation:
         for member, start in enumerate(flight.start):
             held = flight.held[member] if flight.held else None
             if held is not None and held.status is Status.COMPLETED:
-                responses.append(_with_prior(held, held.tokens))
+                responses.append(held.changed(prior_len=held.tokens))
                 times.append(0)
                 continue
             remaining, token_time = flight.remaining[member], flight.token_time_us[member]
@@ -126,7 +126,7 @@ class Generation:
             responses.append(self._member(flight, member, held, new_tokens, is_over, model_step))
         rows = range(flight.prompt.first, flight.prompt.last)
         if any(self._filtered[row] for row in rows) and all(r.status is Status.COMPLETED for r in responses):
-            responses = [_with_status(response, Status.FILTERED) for response in responses]
+            responses = [response.changed(status=Status.FILTERED) for response in responses]
         # A member that failed continues from nothing, whatever it began with.
         restarted = token_count(flight.held) - sum(r.prior_len for r in responses) if flight.held else 0
         return Landing(tuple(responses), tuple(times), restarted)
@@ -180,30 +180,6 @@ def _extended(runs: tuple[VersionRun, ...], run: VersionRun) -> tuple[VersionRun
         model_step, tokens, trainable = runs[-1]
         return (*runs[:-1], (model_step, tokens + run[1], trainable + run[2]))
     return (*runs, run)
-
-
-def _with_prior(response: Response, prior_len: int) -> Response:
-    return Response(
-        response.rollout_id,
-        response.status,
-        response.runs,
-        prior_len=prior_len,
-        segment=response.segment,
-        agentic=response.agentic,
-        reward=response.reward,
-    )
-
-
-def _with_status(response: Response, status: Status) -> Response:
-    return Response(
-        response.rollout_id,
-        status,
-        response.runs,
-        prior_len=response.prior_len,
-        segment=response.segment,
-        agentic=response.agentic,
-        reward=response.reward,
-    )
 
 
 class Meter:

@@ -28,15 +28,12 @@ from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import ABSENT, INT32_MAX, Int64s
 from tokenaudit.log.faults import SHOWN_FAULTS, BatchFaults, Fault, FaultKind, Faults
 from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.reading import MAX_TASKS
 from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.simulate.workload import ResponseColumns, TaskWorkload, Workload, grouped_by_task
 
 SOURCE = "tokenaudit workload"
-MAX_TASKS = 1_000
-"""Tasks a workload may have; every step row holds every metric for each of them."""
 
-_LARGEST_REWARD = 1e300
-"""Rewards beyond it can't be summed in double precision; like NaN they count as unscored."""
 _WRITTEN_ROWS = 16_384
 _WRITTEN_TOKENS = 4_000_000
 
@@ -150,9 +147,9 @@ class _Reader:
         task = col.text_codes(batch.columns.get("task_name"), batch.rows, self._task_code)
         responses = self._responses(batch, faults)
         masks = col.lists(batch.columns.get("response_mask"), batch.rows)
-        holds_null = np.zeros(batch.rows, dtype=np.bool_)
-        holds_null[masks.null_element_rows] = True
-        faults.add(FaultKind.NULL_ELEMENT, "response_mask", holds_null, lambda _: "response_mask holds a null")
+        faults.add(
+            FaultKind.NULL_ELEMENT, "response_mask", masks.has_null_element, lambda _: "response_mask holds a null"
+        )
         length = responses.response_len
         faults.add(
             FaultKind.MASK_LENGTH,
@@ -216,15 +213,14 @@ class _Reader:
             length > INT32_MAX,
             lambda row: f"response_len is {length[row]}",
         )
-        reward = col.reals(batch.columns.get("reward"), batch.rows)
-        is_scored = np.abs(reward) <= _LARGEST_REWARD
         given = batch.columns.get("reward")
+        reward = col.rewards(given, batch.rows)
         if given is not None:
-            self._unscored_rewards += int((~is_scored & ~col.nulls(given)).sum())
+            self._unscored_rewards += int((np.isnan(reward) & ~col.nulls(given)).sum())
         return ResponseColumns(
             **needed,
             agentic=col.flags(batch.columns.get("agentic"), batch.rows),
-            reward=np.where(is_scored, reward, np.nan),
+            reward=reward,
             failed=col.flags(batch.columns.get("failed"), batch.rows),
             filtered=col.flags(batch.columns.get("filtered"), batch.rows),
         )

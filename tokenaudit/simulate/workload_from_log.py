@@ -13,7 +13,7 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import ABSENT, Int64s
-from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest, kind_code
+from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest, kind_code, sorted_rows
 from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.reading import outside_quarantine
 from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of, masks_of_runs
@@ -117,10 +117,7 @@ class _Puts:
         counts = np.diff(events.first_response)
         self.task = np.repeat(events.task, counts)
         self.group_id = np.repeat(events.group_id, counts)
-        keys = np.stack([self.task, responses.rollout_id, responses.segment])
-        order = np.lexsort(keys[::-1])
-        is_new = np.ones(len(order), dtype=np.bool_)
-        is_new[1:] = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
+        order, is_new = sorted_rows(responses.segment, responses.rollout_id, self.task)
         self.response = np.empty(len(order), dtype=np.int64)
         self.response[order] = np.cumsum(is_new) - 1
         starts = np.flatnonzero(is_new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 from tokenaudit.config.model import Config
@@ -126,16 +127,8 @@ class World(RunState):
         """End the row and begin the next one."""
         step_facts = {**taken.step_facts, **self._lap()}
         task_facts = {task.name: {**taken.task_facts[task.name], **task.lap()} for task in self.tasks}
-        self.events.append(
-            StepClosed(
-                taken.train_step,
-                taken.model_step,
-                taken.asked,
-                taken.leftovers,
-                {metric: step_facts[metric] for metric in m.SIMULATED_METRICS if metric in step_facts},
-                task_facts,
-            )
-        )
+        ordered = {metric: step_facts[metric] for metric in m.SIMULATED_METRICS if metric in step_facts}
+        self.events.append(replace(taken, step_facts=ordered, task_facts=task_facts))
 
     def end(self) -> None:
         """End the run."""

@@ -9,8 +9,9 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.taken import has_recorded_takes
-from tokenaudit.lifecycle.events import ExpiryReason, Where
+from tokenaudit.lifecycle.events import Where
 from tokenaudit.lifecycle.staleness import (
+    ExpiryReason,
     count_fresh,
     is_fresh,
     is_too_old,
