@@ -64,6 +64,13 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     return pat.is_string(arrow_type) or pat.is_large_string(arrow_type) or pat.is_string_view(arrow_type)
 
 
+def marked(rows: int, chosen: Int64s | Bools) -> Bools:
+    """True at the chosen rows, of shape [rows]."""
+    is_chosen = np.zeros(rows, dtype=np.bool_)
+    is_chosen[chosen] = True
+    return is_chosen
+
+
 def nulls(array: pa.Array) -> Bools:
     """True where a value is null."""
     if array.null_count == 0:
@@ -190,9 +197,7 @@ class Lists(NamedTuple):
     @property
     def has_null_element(self) -> Bools:
         """Whether a row holds a null element, of shape [rows]."""
-        has_null = np.zeros(len(self.lengths), dtype=np.bool_)
-        has_null[self.null_element_rows] = True
-        return has_null
+        return marked(len(self.lengths), self.null_element_rows)
 
 
 def lists(array: pa.Array | None, rows: int) -> Lists:

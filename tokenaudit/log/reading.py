@@ -201,8 +201,7 @@ class _Gathered:
         pairs = zip(tasks[has_group].tolist(), group_ids[has_group].tolist(), strict=True)
         self._faulty_groups.update(dict.fromkeys((*batch.groups_before, *pairs)))
         if not has_group.all():
-            ungrouped = np.zeros(len(batch.faults.is_faulty), dtype=np.bool_)
-            ungrouped[positions[~has_group]] = True
+            ungrouped = col.marked(len(batch.faults.is_faulty), positions[~has_group])
             self._ungrouped.extend(batch.faults.of_rows(ungrouped))
 
     def raise_faults(self) -> None:

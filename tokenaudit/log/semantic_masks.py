@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.log.columns import Bools, Int64s, Lists
-from tokenaudit.log.version_runs import RecordedRuns, Runs
+from tokenaudit.log.columns import Bools, Int64s, Lists, marked
+from tokenaudit.log.version_runs import RecordedRuns, Runs, run_heads
 
 
 class SemanticMasks:
@@ -87,10 +87,7 @@ def masks_of(lists: Lists) -> SemanticMasks:
     lengths = lists.lengths
     flags = lists.values if lists.values.dtype == np.bool_ else lists.values != 0
     starts = np.cumsum(lengths) - lengths
-    is_head = np.ones(len(flags), dtype=np.bool_)
-    np.not_equal(flags[1:], flags[:-1], out=is_head[1:])
-    is_head[starts[lengths > 0]] = True
-    heads = np.flatnonzero(is_head)
+    heads = run_heads(flags, lengths)
     owner = np.searchsorted(starts, heads, side="right") - 1
     # Of responses that begin at the same position only the last one has tokens.
     first = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(lengths)))])
@@ -128,14 +125,10 @@ class RunMasks(NamedTuple):
 def masks_of_runs(recorded: RecordedRuns) -> RunMasks:
     """The masks of recorded version runs: a run that all or none of is in the loss is a part of the mask."""
     rows, owner = len(recorded.lengths), recorded.owner
-    is_unknown = np.zeros(rows, dtype=np.bool_)
-    is_unknown[owner[(recorded.trainable != 0) & (recorded.trainable != recorded.tokens)]] = True
-    has_zero = np.zeros(rows, dtype=np.bool_)
-    has_zero[owner[recorded.trainable == 0]] = True
     is_one = recorded.trainable != 0
-    begins = np.ones(len(owner), dtype=np.bool_)
-    begins[1:] = (owner[1:] != owner[:-1]) | (is_one[1:] != is_one[:-1])
-    heads = np.flatnonzero(begins & (has_zero & ~is_unknown)[owner])
+    is_unknown = marked(rows, owner[is_one & (recorded.trainable != recorded.tokens)])
+    heads = run_heads(is_one, recorded.lengths)
+    heads = heads[(marked(rows, owner[~is_one]) & ~is_unknown)[owner[heads]]]
     before = np.cumsum(recorded.tokens) - recorded.tokens
     first_of_row = np.cumsum(recorded.lengths) - recorded.lengths
     starts = before[heads] - before[first_of_row[owner[heads]]]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
-from tokenaudit.log.columns import ABSENT, INT32_MAX, LARGEST, Bools
+from tokenaudit.log.columns import ABSENT, INT32_MAX, LARGEST, Bools, marked
 from tokenaudit.log.digest import KIND_CODE, NO_VALUE, UNKNOWN_CODE
 from tokenaudit.log.faults import BatchFaults, FaultKind
 from tokenaudit.log.version_runs import RecordedRuns
@@ -293,24 +293,18 @@ def check_runs(
     """
     tokens, owner, is_versioned = rows["tokens"], recorded.owner, recorded.is_versioned
     where = recorded.has_runs & (rows["kind"] == _PUT)
-    holds_null = np.zeros(len(where), dtype=np.bool_)
-    holds_null[recorded.null_rows] = True
+    holds_null = marked(len(where), recorded.null_rows)
     faults.add(FaultKind.NULL_ELEMENT, VERSION_RUNS, where & holds_null, lambda _: f"{VERSION_RUNS} holds a null")
     is_bad = (recorded.tokens < 1) | (recorded.tokens > INT32_MAX)
     is_bad |= (recorded.trainable < 0) | (recorded.trainable > recorded.tokens)
     is_bad |= is_versioned & ((recorded.model_step < 0) | (recorded.model_step > INT32_MAX))
-
-    def rows_with(is_wrong: Bools) -> Bools:
-        found = np.zeros(len(where), dtype=np.bool_)
-        found[owner[is_wrong]] = True
-        return found
 
     def first_bad(row: int) -> str:
         run = int(np.flatnonzero(is_bad & (owner == row))[0])
         version = recorded.model_step[run] if is_versioned[run] else "null"
         return f"a run of version {version} with {recorded.tokens[run]} tokens, {recorded.trainable[run]} trainable"
 
-    bad = where & ~holds_null & rows_with(is_bad)
+    bad = where & ~holds_null & marked(len(where), owner[is_bad])
     faults.add(FaultKind.BAD_RUN, VERSION_RUNS, bad, first_bad)
     faults.add(
         FaultKind.RUNS_BESIDE_TOKENS,
@@ -328,6 +322,6 @@ def check_runs(
         faults.add(
             FaultKind.TOO_FEW_VERSIONS,
             VERSION_RUNS,
-            where & ~holds_null & rows_with(~is_versioned),
+            where & ~holds_null & marked(len(where), owner[~is_versioned]),
             lambda _: "a run without a version",
         )

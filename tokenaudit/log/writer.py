@@ -57,6 +57,11 @@ _TYPES: dict[str, pa.DataType] = {
 """Types written; every other column is int32."""
 
 
+def column_type(name: str) -> pa.DataType:
+    """The type of a column, as it is written."""
+    return _TYPES.get(name, pa.int32())
+
+
 def element_type(name: str) -> np.dtype[Any]:
     """The type of the elements of a token column, as it is written."""
     return np.dtype(_TYPES[name].value_type.to_pandas_dtype())
@@ -76,7 +81,7 @@ def log_schema(*, token_columns: bool) -> pa.Schema:
     """Columns of a written log: with token columns, or with version runs in their place."""
     left_out = (VERSION_RUNS,) if token_columns else TOKEN_COLUMNS
     names = [column.name for column in COLUMNS if column.name not in left_out]
-    return pa.schema([(name, _TYPES.get(name, pa.int32())) for name in names])
+    return pa.schema([(name, column_type(name)) for name in names])
 
 
 def log_table(rows: Sequence[Row], *, token_columns: bool, metadata: Mapping[str, str]) -> pa.Table:

@@ -20,6 +20,10 @@ from tokenaudit.replay.events import HeldGroup, HeldGroups, Key, RunEvent, StepC
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import TimelineKind
 
+_COLUMNS = (
+    "row", "train_step", "task", "group_id", "rollout_id", "segment", "oldest_fresh", "is_taken", "run_count",
+)  # fmt: skip
+
 
 class Selection(NamedTuple):
     """Which masks are wanted.
@@ -109,71 +113,39 @@ class _Planner:
         self._wanted = wanted
         self._codes = {task: code for code, task in enumerate(tasks)}
         self._policies = {task: config.expiry_policy(task) for task in tasks}
-        self._columns: dict[str, array[int]] = {
-            name: array("q")
-            for name in (
-                "row",
-                "train_step",
-                "task",
-                "group_id",
-                "rollout_id",
-                "segment",
-                "oldest_fresh",
-                "is_taken",
-                "run_count",
-            )
-        }
+        self._columns: dict[str, array[int]] = {name: array("q") for name in _COLUMNS}
         self._runs = array("i")
 
     def follow(self, events: Iterable[RunEvent]) -> None:
-        """Go through a run."""
-        if self._wanted.untaken_step is None:
-            steps = self._follow_takes(events)
-        else:
-            steps = self._follow_held(events, self._wanted.untaken_step)
-        if self._wanted.steps is not None:
-            first, last = self._wanted.steps
-            if not any(first <= step <= last for step in steps):
-                raise UsageError(Problem(f"--step {first}..{last}: the run has no such step", None, _steps_hint(steps)))
-
-    def _follow_takes(self, events: Iterable[RunEvent]) -> list[int]:
-        steps: list[int] = []
-        for event in events:
-            if isinstance(event, GroupTaken):
-                self._take(event)
-            elif isinstance(event, StepClosed):
-                steps.append(event.train_step)
-        return steps
-
-    def _follow_held(self, events: Iterable[RunEvent], untaken_step: int) -> list[int]:
-        """As above; also follows what is held, until the row of the untaken step closes.
+        """Go through a run; what is held is followed until the row of the untaken step closes.
 
         Where the refresh of the next step belongs to that row, what was held before it counts.
         """
         steps: list[int] = []
         held = HeldGroups()
         before_refresh: Mapping[Key, HeldGroup] | None = None
-        is_open = True
+        untaken_step = self._wanted.untaken_step
         for event in events:
             if isinstance(event, GroupTaken):
-                self._take(event)
+                threshold = event.token_stale_threshold
+                self._add(event.task_name, event.group_id, event.train_step, threshold, event.responses, True)
             if isinstance(event, StepClosed):
                 steps.append(event.train_step)
-                if is_open and event.train_step == untaken_step:
+                if event.train_step == untaken_step:
                     self._hold(held if before_refresh is None else before_refresh, untaken_step)
-                    is_open = False
+                    untaken_step = None
                 before_refresh = None
-            elif is_open:
+            elif untaken_step is not None:
                 if before_refresh is None and _is_refresh_after(event, untaken_step):
                     before_refresh = dict(held)
                 held.observe(event)
-        if is_open:
-            what = f"--include-untaken {untaken_step}: the run has no such step"
-            raise UsageError(Problem(what, None, _steps_hint(steps)))
-        return steps
-
-    def _take(self, event: GroupTaken) -> None:
-        self._add(event.task_name, event.group_id, event.train_step, event.token_stale_threshold, event.responses, True)
+        hint = f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
+        if untaken_step is not None:
+            raise UsageError(Problem(f"--include-untaken {untaken_step}: the run has no such step", None, hint))
+        if self._wanted.steps is not None:
+            first, last = self._wanted.steps
+            if not any(first <= step <= last for step in steps):
+                raise UsageError(Problem(f"--step {first}..{last}: the run has no such step", None, hint))
 
     def _hold(self, held: Mapping[Key, HeldGroup], train_step: int) -> None:
         for (task, group_id), (_, responses) in held.items():
@@ -227,11 +199,7 @@ class _Planner:
         return MaskPlan(
             tasks=tuple(self._tasks),
             log_row=log_row[order],
-            train_step=columns["train_step"][order],
-            task=columns["task"][order],
-            group_id=columns["group_id"][order],
-            rollout_id=columns["rollout_id"][order],
-            segment=columns["segment"][order],
+            **{name: columns[name][order] for name in ("train_step", "task", "group_id", "rollout_id", "segment")},
             oldest_fresh=columns["oldest_fresh"][order].astype(np.int32),
             is_taken=columns["is_taken"][order] == 1,
             first_run=ordered_first,
@@ -239,10 +207,6 @@ class _Planner:
             run_tokens=np.ascontiguousarray(runs[:, 1]),
             run_trainable=np.ascontiguousarray(runs[:, 2]),
         )
-
-
-def _steps_hint(steps: list[int]) -> str:
-    return f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
 
 
 def _is_refresh_after(event: RunEvent, train_step: int) -> bool:

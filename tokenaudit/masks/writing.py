@@ -16,7 +16,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.batches import map_batches
-from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, interleaved, lists
+from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, interleaved, lists, marked
 from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
 from tokenaudit.log.semantic_masks import masks_of_runs
@@ -205,9 +205,7 @@ def _recorded_masks(batch: LogBatch, rows: Int64s) -> Lists:
     recorded = recorded_runs(batch.columns.get(VERSION_RUNS), batch.rows)
     if recorded is None:
         return masks
-    is_wanted = np.zeros(batch.rows, dtype=np.bool_)
-    is_wanted[rows] = True
-    by_runs = is_wanted & recorded.has_runs & ~masks_of_runs(recorded).is_unknown
+    by_runs = marked(batch.rows, rows) & recorded.has_runs & ~masks_of_runs(recorded).is_unknown
     of_runs = np.repeat(by_runs, recorded.lengths)
     counts = np.where(by_runs, recorded.sums, masks.lengths)
     values = np.repeat(recorded.trainable[of_runs] != 0, recorded.tokens[of_runs])

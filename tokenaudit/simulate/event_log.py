@@ -17,6 +17,7 @@ from tokenaudit.contracts.schema import META_CONFIG, META_SCHEMA_VERSION, META_S
 from tokenaudit.lifecycle.types import Response, Status
 from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
 from tokenaudit.log.semantic_masks import joined
+from tokenaudit.log.writer import column_type
 from tokenaudit.simulate.entries import LogEntry, PutEntry, RefreshEntry, SampleEntry, SyncEntry, TakeEntry
 from tokenaudit.simulate.workload import Workload
 from tokenaudit.simulate.workload_files import mask_array
@@ -26,26 +27,12 @@ SOURCE = "tokenaudit simulate"
 _WRITTEN_ROWS = 16_384
 _WRITTEN_TOKENS = 2_000_000
 
-_TYPES = {
-    "event": pa.string(),
-    "event_id": pa.int64(),
-    "train_step": pa.int32(),
-    "model_step": pa.int32(),
-    "task_name": pa.string(),
-    "group_id": pa.int64(),
-    "rollout_id": pa.int64(),
-    "status": pa.string(),
-    "response_len": pa.int32(),
-    "prior_len": pa.int32(),
-    "agentic": pa.bool_(),
-    "reward": pa.float64(),
-    "batch_size": pa.int32(),
-    "time_us": pa.int64(),
-    "generate_time_us": pa.int64(),
-}
+_COLUMNS = (
+    "event", "event_id", "train_step", "model_step", "task_name", "group_id", "rollout_id", "status", "response_len",
+    "prior_len", "agentic", "reward", "batch_size", "time_us", "generate_time_us",
+)  # fmt: skip
 """The columns without lists."""
-_LIST_TYPES = {"response_model_steps": pa.list_(pa.int32()), "response_mask": pa.list_(pa.int8())}
-_COLUMNS = list(_TYPES)
+_SCHEMA = pa.schema([(name, column_type(name)) for name in (*_COLUMNS, "response_model_steps", "response_mask")])
 
 
 class EventLogWriter:
@@ -76,7 +63,7 @@ class EventLogWriter:
             META_SOURCE: SOURCE,
             META_CONFIG: json.dumps(resolved(config), ensure_ascii=False),
         }
-        self._schema = pa.schema([*(_TYPES | _LIST_TYPES).items()]).with_metadata(metadata)
+        self._schema = _SCHEMA.with_metadata(metadata)
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._next_event_id = 0
         self._begin_batch()
@@ -114,7 +101,13 @@ class EventLogWriter:
                 EventKind.SYNC, train_step=entry.train_step, model_step=entry.model_step, time_us=entry.time_us
             )
         else:
-            self._add_sample(entry)
+            self._add_row(
+                EventKind.SAMPLE,
+                task_name=entry.task_name,
+                group_id=entry.group_id,
+                status=entry.status.value,
+                time_us=entry.time_us,
+            )
         self._next_event_id += 1
 
     def _name_tasks(self, workload: Workload, config: Config) -> None:
@@ -125,15 +118,6 @@ class EventLogWriter:
         for name, task in workload.tasks.items():
             if name not in config.tasks:
                 self.add(SampleEntry(0, name, int(task.responses.group_id[0]), Status.INIT))
-
-    def _add_sample(self, entry: SampleEntry) -> None:
-        self._add_row(
-            EventKind.SAMPLE,
-            task_name=entry.task_name,
-            group_id=entry.group_id,
-            status=entry.status.value,
-            time_us=entry.time_us,
-        )
 
     def _add_row(self, event: EventKind, **values: Any) -> None:
         values |= {"event": event.value, "event_id": self._next_event_id}
@@ -204,7 +188,7 @@ class EventLogWriter:
             return
         columns = zip(*self._rows, strict=True)
         arrays: list[pa.Array] = [
-            pa.array(values, column_type) for values, column_type in zip(columns, _TYPES.values(), strict=True)
+            pa.array(values, column_type(name)) for name, values in zip(_COLUMNS, columns, strict=True)
         ]
         arrays.append(self._version_lists())
         arrays.append(

@@ -10,7 +10,7 @@ from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import Notice
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import Int64s, marked
 from tokenaudit.log.files import Log
 from tokenaudit.replay.notices import override_notices
 from tokenaudit.replay.request import PromptOrder, TimelineKind
@@ -126,12 +126,7 @@ def _group_size_notices(config: Config, workload: Workload) -> Iterator[Notice]:
 
 def _rollouts(task: TaskWorkload) -> Int64s:
     """Rollouts of every group."""
-    before = np.concatenate([[0], np.cumsum(_begins_rollout(task.responses.rollout_id))])
+    rollout_id = task.responses.rollout_id
+    begins = marked(len(rollout_id), np.unique(rollout_id, return_index=True)[1])
+    before = np.concatenate([[0], np.cumsum(begins)])
     return np.diff(before[task.first_response])
-
-
-def _begins_rollout(rollout_id: Int64s) -> Bools:
-    """Whether a response is the first of its rollout."""
-    begins = np.zeros(len(rollout_id), dtype=np.bool_)
-    begins[np.unique(rollout_id, return_index=True)[1]] = True
-    return begins

@@ -62,9 +62,8 @@ def workload_from_log(
     responses = digest.responses
     tokens = np.zeros(len(last_put), dtype=np.int64)
     np.maximum.at(tokens, puts.response, responses.tokens)
-    is_whole = np.zeros(len(last_put), dtype=np.bool_)
     whole = (STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.FILTERED])
-    is_whole[puts.response[np.isin(responses.status, whole)]] = True
+    is_whole = col.marked(len(last_put), puts.response[np.isin(responses.status, whole)])
     task = puts.task[last_put]
     if token_time_us is None:
         token_times = _token_times(log, puts, times, task)
