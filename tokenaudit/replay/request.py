@@ -160,7 +160,7 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
 
 def _faults(name: str, value: Any) -> Iterator[Problem]:
     """What keeps a value from being that of an option."""
-    wrong, allowed = f"{name} is {shown(value)}", ""
+    allowed = ""
     if name in _CHOICES and value is not None and value not in list(_CHOICES[name]):
         allowed = nearest_hint(str(value), [choice.value for choice in _CHOICES[name]], "values")
     elif name in _COUNTS and value is not None and (isinstance(value, bool) or not _is_count(value)):
@@ -178,7 +178,7 @@ def _faults(name: str, value: Any) -> Iterator[Problem]:
     elif name == "on_progress" and value is not None and not callable(value):
         allowed = "it is a function of a label, what is done and what there is"
     if allowed:
-        yield Problem(wrong, None, allowed)
+        yield Problem(f"{name} is {shown(value)}", None, allowed)
 
 
 def _is_count(value: Any) -> bool:
