@@ -60,17 +60,13 @@ def audit(
     config: ConfigOption = None,
     set_: SetOption = None,
     select: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CODE", show_default=False, help="Run these rules only: a code, its beginning or a name."),
+        list[str] | None, typer.Option(metavar="CODE", help="Run these rules only: a code, its beginning or a name.")
     ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", show_default=False, help="Leave rules out, in the same way.")
-    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="CODE", help="Leave rules out, in the same way.")] = None,
     severity: Annotated[Severity, typer.Option(help="Report findings of at least this severity.")] = Severity.INFO,
     max_findings: Annotated[int, typer.Option(min=0, metavar="N", help="Findings to list; all are counted.")] = 50,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Saved findings; only others fail the audit."),
+        Path | None, typer.Option(metavar="FILE", help="Saved findings; only others fail the audit.")
     ] = None,
     clip_epsilon: Annotated[
         float, typer.Option(min=0.0, metavar="E", help="Importance ratios should be in [1 - E, 1 + E].")

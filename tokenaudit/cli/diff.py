@@ -39,41 +39,30 @@ SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "mar
 
 def diff(
     a: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="A", show_default=False, help="Config or saved result. Default with --log: the log's config."
-        ),
+        Path | None, typer.Argument(metavar="A", help="Config or saved result. Default with --log: the log's config.")
     ] = None,
     b: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="B", show_default=False, help="Config or saved result to compare with A. Default: A with --set-b."
-        ),
+        typer.Argument(metavar="B", help="Config or saved result to compare with A. Default: A with --set-b."),
     ] = None,
     log: Annotated[
         list[Path] | None,
         typer.Option(
             "--log",
             metavar="LOG",
-            show_default=False,
             help="Log (with --simulate also a workload) that configs run on: file, folder or pattern; repeatable.",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override a value of both configs; repeatable."
-        ),
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of both configs; repeatable."),
     ] = None,
     set_b: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set-b", metavar="KEY=VALUE", show_default=False, help="Override a value of B's config; repeatable."
-        ),
+        typer.Option("--set-b", metavar="KEY=VALUE", help="Override a value of B's config; repeatable."),
     ] = None,
     metrics: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", show_default=False, help="Compare these metrics and rates only."),
+        str | None, typer.Option(metavar="NAME,...", help="Compare these metrics and rates only.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Steps with the largest change to show.")] = 5,
     groups: Annotated[bool, typer.Option("--groups", help="Also list the groups that changed fate.")] = False,

@@ -29,15 +29,10 @@ if TYPE_CHECKING:
 
 def explain(
     subject: Annotated[
-        list[Path],
-        typer.Argument(metavar="LOG|CODE", help="A log, or the code or name of an audit rule.", show_default=False),
+        list[Path], typer.Argument(metavar="LOG|CODE", help="A log, or the code or name of an audit rule.")
     ],
-    group: Annotated[
-        str | None, typer.Option(metavar="TASK/ID", show_default=False, help="Tell the life of this group.")
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", min=0, show_default=False, help="Tell this step of the run.")
-    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="TASK/ID", help="Tell the life of this group.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Tell this step of the run.")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     cache: CacheOption = None,

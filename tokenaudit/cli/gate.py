@@ -67,25 +67,18 @@ def gate(
     config: ConfigOption = None,
     set_: SetOption = None,
     rule: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULE", show_default=False, help="A rule such as 'expired_groups <= 0'; repeatable."),
+        list[str] | None, typer.Option(metavar="RULE", help="A rule such as 'expired_groups <= 0'; repeatable.")
     ] = None,
     rules: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="TOML whose [gate] holds rules; a config will do."),
+        Path | None, typer.Option(metavar="FILE", help="TOML whose [gate] holds rules; a config will do.")
     ] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Saved result that signed limits such as +2% are counted from."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Saved result that signed limits such as +2% are counted from.")
     ] = None,
     write_baseline: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Save the run as a baseline, if its absolute rules hold and something was replayed.",
+            metavar="FILE", help="Save the run as a baseline, if its absolute rules hold and something was replayed."
         ),
     ] = None,
     allow_different_log: Annotated[

@@ -20,8 +20,7 @@ _NO_SUCH_COMMAND = 127
 
 def help_(
     topic: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TOPIC", show_default=False, help="A topic, such as columns or import slime."),
+        list[str] | None, typer.Argument(metavar="TOPIC", help="A topic, such as columns or import slime.")
     ] = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

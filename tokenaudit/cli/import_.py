@@ -18,35 +18,21 @@ _SHOWN_FILES = 5
 
 
 def import_(
-    source: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH", help="Files or folders of one dump.", show_default=False),
-    ] = None,
+    source: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Files or folders of one dump.")] = None,
     from_: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", show_default=False, help="Format. Default: told from the files."),
+        str | None, typer.Option("--from", metavar="FORMAT", help="Format. Default: told from the files.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The log to write, a .parquet file."),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The log to write, a .parquet file.")
     ] = None,
     map_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--map", metavar="THEIRS=OURS", show_default=False, help="Generic tables: a column's name; repeatable."
-        ),
+        typer.Option("--map", metavar="THEIRS=OURS", help="Generic tables: a column's name; repeatable."),
     ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", show_default=False, help="The task of everything.")
-    ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="The task of everything.")] = None,
     version_offset: Annotated[
         int | None,
-        typer.Option(
-            "--version-offset",
-            metavar="N",
-            show_default=False,
-            help="The source's version number of the initial weights.",
-        ),
+        typer.Option("--version-offset", metavar="N", help="The source's version number of the initial weights."),
     ] = None,
     sync_interval: Annotated[
         int | None,
@@ -54,7 +40,6 @@ def import_(
             "--sync-interval",
             metavar="K",
             min=1,
-            show_default=False,
             help="Train steps per weight push, where versions count pushes. Default: 1.",
         ),
     ] = None,

@@ -12,7 +12,7 @@ from tokenaudit.cli.options import QuietOption, SetOption, VerboseOption
 
 
 def lint(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config in TOML.", show_default=False)],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config in TOML.")],
     set_: SetOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

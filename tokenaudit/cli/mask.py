@@ -34,17 +34,13 @@ def mask(
         str, typer.Option(metavar="auto|cpu|cuda|cuda:N|mps", help="What computes the masks; all give equal bits.")
     ] = "auto",
     step: Annotated[
-        str | None,
-        typer.Option(metavar="A..B", show_default=False, help="Only what these train steps take; A alone is one step."),
+        str | None, typer.Option(metavar="A..B", help="Only what these train steps take; A alone is one step.")
     ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only this task; repeatable.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this task; repeatable.")] = None,
     include_untaken: Annotated[
         int | None,
         typer.Option(
             metavar="STEP",
-            show_default=False,
             help="Also what is still held right after the take of STEP, masked as at STEP; adds the column `taken`.",
         ),
     ] = None,
@@ -73,13 +69,7 @@ def mask(
     if device == "auto":
         streams.note(f"note: masks are computed by {backend.description}")
     request = run_request(
-        log,
-        config=config,
-        overrides=set_,
-        timeline=timeline,
-        quarantine=quarantine,
-        isolated=isolated,
-        cache=cache,
+        log, config=config, overrides=set_, timeline=timeline, quarantine=quarantine, isolated=isolated, cache=cache
     )
     selection = Selection(selected, frozenset(task) if task else None, include_untaken)
     masked = mask_log(request, output, backend, selection=selection)

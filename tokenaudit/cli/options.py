@@ -38,11 +38,7 @@ class OverviewFormat(StrEnum):
 
 LogPaths = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="LOG",
-        help="Parquet files, folders or quoted glob patterns that make up one log.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="LOG", help="Parquet files, folders or quoted glob patterns that make up one log."),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -50,14 +46,12 @@ ConfigOption = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        show_default=False,
         help="Config in TOML. Default: tokenaudit.toml beside the log or here, [tool.tokenaudit] in pyproject.toml, "
         "or the config in the log's metadata.",
     ),
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", show_default=False, help="Override one config value; repeatable."),
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config value; repeatable.")
 ]
 IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
 QuarantineOption = Annotated[
@@ -70,20 +64,17 @@ TokenTimeOption = Annotated[
         min=1,
         max=2**53,
         metavar="N",
-        show_default=False,
         help="For a log: microseconds per token of every response. Default: told from generate_time_us.",
     ),
 ]
 PromptOrderOption = Annotated[
     PromptOrder | None,
     typer.Option(
-        show_default=False,
-        help="For a log: groups begin in the order of their first puts, which is the default, or by rising group id.",
+        help="For a log: groups begin in the order of their first puts, which is the default, or by rising group id."
     ),
 ]
 TimelineOption = Annotated[
-    TimelineKind | None,
-    typer.Option(show_default=False, help="Where refreshes and takes come from. Default: the log, if it has them."),
+    TimelineKind | None, typer.Option(help="Where refreshes and takes come from. Default: the log, if it has them.")
 ]
 SimulateOption = Annotated[
     bool,
@@ -95,7 +86,6 @@ CacheOption = Annotated[
         "--cache",
         metavar="DIR",
         envvar="TOKENAUDIT_CACHE",
-        show_default=False,
         help="Keep digests of logs in this folder; the next command on the same log doesn't read its tokens again.",
     ),
 ]
@@ -103,21 +93,16 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Format of standa
 OverviewFormatOption = Annotated[OverviewFormat, typer.Option("--format", help="Format of standard output.")]
 ByTaskOption = Annotated[bool, typer.Option("--by-task", help="One row per step and task.")]
 GroupsOption = Annotated[bool, typer.Option("--groups", help="Also give the ids of taken and expired groups.")]
-ParquetOption = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The Parquet file to write.")
-]
+ParquetOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The Parquet file to write.")]
 
 
 def output_option(kinds: str) -> Any:
     """The option `-o` of a command that also writes files; `kinds` says which, for the help."""
-    return typer.Option(
-        "--output", "-o", metavar="FILE", show_default=False, help=f"Also write a file: {kinds}; repeatable."
-    )
+    return typer.Option("--output", "-o", metavar="FILE", help=f"Also write a file: {kinds}; repeatable.")
 
 
 QuietOption = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr."),
+    bool, typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr.")
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")

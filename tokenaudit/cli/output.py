@@ -31,10 +31,7 @@ SUFFIXES = {
 
 
 def check_outputs(
-    outputs: Sequence[Path],
-    inputs: Sequence[Path],
-    suffixes: Mapping[str, str] = SUFFIXES,
-    option: str = "-o",
+    outputs: Sequence[Path], inputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES, option: str = "-o"
 ) -> None:
     """Refuse, before any work is done, files that could not be written or that would change what is read.
 

@@ -16,19 +16,11 @@ from tokenaudit.contracts.errors import Problem, RecordError, UsageError
 
 def record(
     from_jsonl: Annotated[
-        Path,
-        typer.Option(
-            "--from-jsonl", metavar="FILE", show_default=False, help="JSON lines, one event each; - is stdin."
-        ),
+        Path, typer.Option("--from-jsonl", metavar="FILE", help="JSON lines, one event each; - is stdin.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", show_default=False, help="Folder of the part files.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the part files.")],
     config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", show_default=False, help="The run's own config, for the metadata."
-        ),
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The run's own config, for the metadata.")
     ] = None,
     token_columns: Annotated[
         bool, typer.Option("--token-columns", help="Write one entry per token in place of version runs.")

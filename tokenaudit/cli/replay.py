@@ -39,8 +39,7 @@ def replay(
     timeline: TimelineOption = None,
     by_task: ByTaskOption = False,
     steps: Annotated[
-        str | None,
-        typer.Option(metavar="A..B", show_default=False, help="Show these steps only; totals stay those of the run."),
+        str | None, typer.Option(metavar="A..B", help="Show these steps only; totals stay those of the run.")
     ] = None,
     groups: GroupsOption = False,
     format_: FormatOption = Format.TABLE,

@@ -40,7 +40,6 @@ def simulate(
         typer.Argument(
             metavar="WORKLOAD|LOG...",
             help="Parquet files, folders or quoted glob patterns that make up a workload, or a log to derive one from.",
-            show_default=False,
         ),
     ],
     config: ConfigOption = None,
@@ -49,24 +48,18 @@ def simulate(
         int | None,
         typer.Option(
             min=1,
-            show_default=False,
             help="Train steps to simulate. Default: timeline.steps, else the log's. To select rows: --show-steps.",
         ),
     ] = None,
     max_concurrency: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Responses generated at once, first spawned first served. Default: any number.",
-        ),
+        typer.Option(min=1, help="Responses generated at once, first spawned first served. Default: any number."),
     ] = None,
     token_time_us: TokenTimeOption = None,
     prompt_order: PromptOrderOption = None,
     by_task: ByTaskOption = False,
     show_steps: Annotated[
-        str | None,
-        typer.Option(metavar="A..B", show_default=False, help="Show these steps only; totals stay those of the run."),
+        str | None, typer.Option(metavar="A..B", help="Show these steps only; totals stay those of the run.")
     ] = None,
     groups: GroupsOption = False,
     format_: FormatOption = Format.TABLE,

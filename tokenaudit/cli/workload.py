@@ -25,10 +25,7 @@ from tokenaudit.contracts.errors import Problem, UsageError
 
 def workload(
     log: LogPaths,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="The workload to write: .parquet."),
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The workload to write: .parquet.")],
     token_time_us: TokenTimeOption = None,
     prompt_order: PromptOrderOption = None,
     format_: OverviewFormatOption = OverviewFormat.TABLE,
