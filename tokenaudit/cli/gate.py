@@ -108,9 +108,7 @@ def gate(
     all together. Without any, no metric may be worse than in the baseline.
     """
     del quiet, verbose
-    from tokenaudit.cli.job_summary import append_summary, summary_file
-    from tokenaudit.cli.output import check_outputs, rendered, rendered_stdout, write_stdout
-    from tokenaudit.contracts.files import write_files
+    from tokenaudit.cli.output import check_outputs, emit, summary_file
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
@@ -144,16 +142,12 @@ def gate(
     else:
         report = gate_result(run.result, located, baseline=baseline, allow_different_log=allow_different_log)
     streams.show_notices(report.notices)
-    renderers = _renderers(report, log[0].as_posix())
-    contents = rendered(renderers, outputs, SUFFIXES)
-    text = rendered_stdout(renderers, format_)
     fault = baseline_fault(report) if write_baseline is not None else None
+    further: list[tuple[Path, bytes]] = []
     if write_baseline is not None and fault is None:
-        contents.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
-    write_files(contents)
-    if summary_path is not None:
-        append_summary(summary_path, report)
-    write_stdout(text, format_)
+        further.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
+    renderers = _renderers(report, log[0].as_posix())
+    emit(renderers, format_, outputs, SUFFIXES, further=further, job_summary=summary_path)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
         code = _report_baseline(write_baseline, fault, code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ SUFFIXES = {
     ".txt": "table",
 }
 """Formats by file name extension."""
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Names the file that the steps of a GitHub Actions job append Markdown to."""
 
 
 def check_outputs(
@@ -48,41 +50,37 @@ def check_outputs(
         return
     files = {path.resolve() for path in log_files(inputs)} | {path.resolve() for path in inputs}
     folders = {path.resolve() for path in inputs if path.is_dir()}
-    problems = [_output_problem(path, files, folders, suffixes, option) for path in outputs]
-    if any(problems):
-        raise UsageError(problem for problem in problems if problem is not None)
+    problems: list[Problem] = []
+    for path in outputs:
+        try:
+            problems += _output_problems(path, files, folders, suffixes, option)
+        except (OSError, RuntimeError, ValueError) as error:
+            # Names too long or not encodable, loops of links, folders that may not be entered.
+            what = f"{option} can't be written there: {error}"
+            problems.append(Problem(what, str(path), "check the path and its permissions"))
+    if problems:
+        raise UsageError(problems)
 
 
-def _output_problem(
+def _output_problems(
     path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
-) -> Problem | None:
-    try:
-        return _path_problem(path, files, folders, suffixes, option)
-    except (OSError, RuntimeError, ValueError) as error:
-        # Names too long or not encodable, loops of links, folders that may not be entered.
-        return Problem(f"{option} can't be written there: {error}", str(path), "check the path and its permissions")
-
-
-def _path_problem(
-    path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
-) -> Problem | None:
+) -> Iterator[Problem]:
+    """The first thing that is wrong with a file to write."""
     if path.is_dir():
-        return Problem(f"{option} names a folder", str(path), "name a file in it")
-    if path.suffix.lower() not in suffixes:
+        yield Problem(f"{option} names a folder", str(path), "name a file in it")
+    elif path.suffix.lower() not in suffixes:
         what = f"{option} can't tell a format from the extension {path.suffix!r}"
-        return Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
-    if not path.parent.is_dir():
-        return Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        return Problem(f"{option} names a folder that may not be written to", str(path), "choose another folder")
-    if path.exists() and not path.is_file():
-        return Problem(f"{option} names something that is no regular file", str(path), "name a file")
-    place = path.resolve()
-    if place in files:
-        return Problem(f"{option} would overwrite what is being read", str(path), "choose another name")
-    if path.suffix.lower() == ".parquet" and folders.intersection(place.parents):
-        return Problem(f"{option} would become part of the log being read", str(path), "choose another folder")
-    return None
+        yield Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
+    elif not path.parent.is_dir():
+        yield Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        yield Problem(f"{option} names a folder that may not be written to", str(path), "choose another folder")
+    elif path.exists() and not path.is_file():
+        yield Problem(f"{option} names something that is no regular file", str(path), "name a file")
+    elif path.resolve() in files:
+        yield Problem(f"{option} would overwrite what is being read", str(path), "choose another name")
+    elif path.suffix.lower() == ".parquet" and folders.intersection(path.resolve().parents):
+        yield Problem(f"{option} would become part of the log being read", str(path), "choose another folder")
 
 
 Renderers = Mapping[str, Callable[[Terminal], str | bytes]]
@@ -90,35 +88,36 @@ Renderers = Mapping[str, Callable[[Terminal], str | bytes]]
 
 
 def emit(
-    renderers: Renderers, stdout_format: str, outputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES
+    renderers: Renderers,
+    stdout_format: str,
+    outputs: Sequence[Path],
+    suffixes: Mapping[str, str] = SUFFIXES,
+    *,
+    further: Sequence[tuple[Path, bytes]] = (),
+    job_summary: Path | None = None,
 ) -> None:
-    """Render everything first, then write files, all of them or none, then standard output."""
-    contents = rendered(renderers, outputs, suffixes)
-    text = rendered_stdout(renderers, stdout_format)
-    write_files(contents)
-    write_stdout(text, stdout_format)
+    """Render everything first, then write files, all of them or none, then standard output.
 
-
-def rendered(renderers: Renderers, outputs: Sequence[Path], suffixes: Mapping[str, str]) -> list[tuple[Path, bytes]]:
-    """Files with their contents, in the formats that their names give."""
-    contents = ((path, renderers[suffixes[path.suffix.lower()]](NO_TERMINAL)) for path in outputs)
-    return [
-        (path, text.encode(errors="backslashreplace") if isinstance(text, str) else text) for path, text in contents
-    ]
-
-
-def rendered_stdout(renderers: Renderers, stdout_format: str) -> str:
-    """What standard output gets."""
-    terminal = Terminal(streams.terminal_width(), streams.wants_color(), streams.is_unicode())
-    text = renderers[stdout_format](terminal)
+    Args:
+        renderers: the formats of a report.
+        stdout_format: what standard output gets; text for people in its own encoding, text for programs as UTF-8.
+        outputs: files whose names give their format.
+        suffixes: formats by file name extension.
+        further: other files, with their contents.
+        job_summary: a file that Markdown is appended to.
+    """
+    contents = [(path, renderers[suffixes[path.suffix.lower()]](NO_TERMINAL)) for path in outputs]
+    text = renderers[stdout_format](Terminal(streams.terminal_width(), streams.wants_color(), streams.is_unicode()))
     assert isinstance(text, str), stdout_format
-    return text
-
-
-def write_stdout(text: str, stdout_format: str) -> None:
-    """Write text for people in the encoding of standard output, and text for programs as UTF-8."""
+    write_files([*((path, _encoded(content)) for path, content in contents), *further])
+    if job_summary is not None:
+        _append_summary(job_summary, str(renderers["markdown"](NO_TERMINAL)))
     write = streams.write_result if stdout_format == Format.TABLE else streams.write_data
     write(text)
+
+
+def _encoded(content: str | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
 
 
 def in_render(function: str) -> Callable[..., Any]:
@@ -136,3 +135,35 @@ def result_renderers(result: Result, *, by_task: bool) -> Renderers:
         "csv": lambda _: in_render("frames.csv_text")(in_render("frames.rows_frame")(result, by_task=by_task)),
         "parquet": lambda _: in_render("frames.parquet_bytes")(in_render("frames.rows_frame")(result, by_task=by_task)),
     }
+
+
+def summary_file() -> Path:
+    """The job summary to append to.
+
+    Raises:
+        UsageError: the variable isn't set, or names something that can't be appended to.
+    """
+    name = os.environ.get(_SUMMARY)
+    if not name:
+        raise UsageError(Problem(f"--summary needs the variable {_SUMMARY}", None, "GitHub Actions sets it in a job"))
+    path = Path(name)
+    if path.exists() and not path.is_file():
+        raise UsageError(Problem("can't write the job summary: not a regular file", str(path), f"see {_SUMMARY}"))
+    return path
+
+
+def _append_summary(path: Path, text: str) -> None:
+    """Append a text, cut where the file would grow beyond what a summary may hold.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    from tokenaudit.render.github import SUMMARY_BYTES, summary_part
+
+    try:
+        room = SUMMARY_BYTES - (path.stat().st_size if path.exists() else 0)
+        with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(summary_part(text, room))
+    except OSError as error:
+        what = f"can't write the job summary: {error.strerror or error}"
+        raise UsageError(Problem(what, str(path), f"see {_SUMMARY}")) from error
