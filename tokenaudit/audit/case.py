@@ -28,7 +28,6 @@ class Case:
     """Everything known about the audited log.
 
     Attributes:
-        name: name of the log, without folders.
         table: its rows.
         files: its files.
         config: the config it is held against; None where neither the user nor the log names one.
@@ -40,7 +39,6 @@ class Case:
         trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
     """
 
-    name: str
     table: LogTable
     files: FileFacts
     config: Config | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,28 +44,18 @@ class Subject:
     @property
     def identity(self) -> str:
         """The parts in a fixed order; independent of files, rows and batches."""
-        parts = (
-            self.task, self.group_id, self.rollout_id, self.put, self.first_token, self.tokens, self.train_step,
-            self.file, self.event_id,
-        )  # fmt: skip
+        parts = (getattr(self, name) for name in self.__slots__)
         return "|".join("" if part is None else str(part).replace("|", "\\|") for part in parts)
 
     def __str__(self) -> str:
-        words: list[str] = []
-        if self.file is not None:
-            words.append(self.file)
-        if self.task is not None:
-            words.append(f"task {self.task}")
-        for name, value in (("step", self.train_step), ("group", self.group_id), ("rollout", self.rollout_id)):
-            if value is not None:
-                words.append(f"{name} {value}")
-        if self.put is not None:
-            words.append(f"put {self.put}")
+        span = None
         if self.first_token is not None and self.tokens is not None:
-            words.append(f"tokens {self.first_token} to {self.first_token + self.tokens - 1}")
-        if self.event_id is not None:
-            words.append(f"event {self.event_id}")
-        return ", ".join(words) or "the run"
+            span = f"{self.first_token} to {self.first_token + self.tokens - 1}"
+        parts = (
+            ("", self.file), ("task ", self.task), ("step ", self.train_step), ("group ", self.group_id),
+            ("rollout ", self.rollout_id), ("put ", self.put), ("tokens ", span), ("event ", self.event_id),
+        )  # fmt: skip
+        return ", ".join(f"{word}{value}" for word, value in parts if value is not None) or "the run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +121,7 @@ class Findings:
         message: Callable[[int], str],
         severity: Severity | None = None,
     ) -> None:
-        """Add a finding for every row in `where`, a bool array of shape [rows].
-
-        Args:
-            subject: who a row is about.
-            where: the rows.
-            message: says what is the case with a row.
-            severity: how bad it is; None: as bad as the rule says.
-        """
+        """Add a finding for every row in `where`, a bool array of shape [rows]; the rest is as for `add`, by row."""
         rows = np.flatnonzero(where)
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
@@ -161,5 +144,5 @@ def marked_new(findings: Iterable[Finding], known: Mapping[str, int]) -> list[Fi
         is_new = left.get(identity, 0) <= 0
         if not is_new:
             left[identity] -= 1
-        marked.append(Finding(finding.code, finding.name, finding.severity, finding.subject, finding.message, is_new))
+        marked.append(replace(finding, is_new=is_new))
     return marked

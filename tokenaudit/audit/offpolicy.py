@@ -13,17 +13,15 @@ import numpy as np
 
 from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.scan import SENTINEL_LOGPROB
-from tokenaudit.audit.scan_runs import unfolded
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.version_runs import recorded_runs
+from tokenaudit.log.version_runs import RecordedRuns, recorded_runs
 
-COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")
-"""What is read."""
+_COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")
 OLDEST_AGE = 127
 """Older tokens count with this age, so that the number of ages is bounded."""
 _RESOLUTION = 1_000
@@ -64,7 +62,7 @@ def age_evidence(log: Log, train_step: Int64s, epsilon: float) -> tuple[AgeEvide
     sums_of = _backend()
     total = [np.zeros(_AGES) for _ in Sums._fields[:-1]] + [np.zeros(_AGES * _BINS)]
     first = 0
-    for batch in read_batches(log, COLUMNS):
+    for batch in read_batches(log, _COLUMNS):
         delta, age = _differences(batch, train_step[first : first + batch.rows])
         first += batch.rows
         if len(delta):
@@ -100,7 +98,7 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     is_known = np.ones(rows, dtype=np.bool_)
     recorded = recorded_runs(batch.columns.get(VERSION_RUNS), rows)
     if recorded is not None:
-        versions, mask, is_known = unfolded(recorded, versions, mask, tokens)
+        versions, mask, is_known = _unfolded(recorded, versions, mask, tokens)
     usable = (tokens > 0) & (tokens == trained.lengths) & (versions.lengths <= tokens) & (train_step >= 0) & is_known
     usable &= (mask.lengths == tokens) | mask.is_null
     usable &= (versions.lengths == tokens) | (stamp >= 0)
@@ -116,6 +114,31 @@ def _differences(batch: LogBatch, train_step: Int64s) -> tuple[Floats, Int64s]:
     age = np.clip(staleness(version, np.repeat(train_step, lengths)), -1, OLDEST_AGE) + 1
     delta = np.clip(new[trainable] - old[trainable], -_MOST_DELTA, _MOST_DELTA)
     return delta, age[trainable].astype(np.int64)
+
+
+def _unfolded(
+    recorded: RecordedRuns, versions: col.Lists, mask: col.Lists, lengths: Int64s
+) -> tuple[col.Lists, col.Lists, Bools]:
+    """Versions and semantic masks per token, those of rows with runs unfolded from them; and which rows have them.
+
+    Rows whose runs don't add up to their tokens, `lengths`, stay as they are. Tokens of runs that hold both kinds count
+    as not trainable: which ones are isn't recorded.
+    """
+    rows = len(lengths)
+    owner = recorded.owner
+    is_bad = (recorded.tokens < 1) | ~recorded.is_versioned
+    own = recorded.has_runs & (recorded.sums == lengths) & (np.bincount(owner[is_bad], minlength=rows) == 0)
+    used = own[owner]
+    tokens = recorded.tokens[used]
+    own_versions = np.repeat(recorded.model_step[used], tokens)
+    own_mask = np.repeat(recorded.trainable[used] == tokens, tokens)
+
+    def overlaid(lists: col.Lists, own_values: np.ndarray[Any, Any]) -> col.Lists:
+        counts = np.where(own, lengths, lists.lengths)
+        values = col.interleaved(own, counts, own_values, lists.values[np.repeat(~own, lists.lengths)])
+        return col.Lists(values, counts, lists.is_null & ~own, np.zeros(0, dtype=np.int64))
+
+    return overlaid(versions, own_versions), overlaid(mask, own_mask), own | ~recorded.has_runs
 
 
 def _reals(batch: LogBatch, name: str) -> col.Lists:

@@ -16,7 +16,7 @@ from tokenaudit.log.digest import KIND_CODE, STATUSES, Digest
 from tokenaudit.log.token_ids import SAME
 from tokenaudit.log.version_runs import MISSING_VERSION
 
-NO_LIMIT = 2**62
+_NO_LIMIT = 2**62
 """Token limit where there is no token rule."""
 
 
@@ -71,14 +71,14 @@ class PutRuns:
             return []
         first, last = self._digest.responses.first_run[response : response + 2].tolist()
         runs = self._digest.runs
-        return list(
-            map(Run, *(column[first:last].tolist() for column in (runs.model_step, runs.tokens, runs.trainable)))
-        )
+        columns = (runs.model_step, runs.tokens, runs.trainable)
+        return list(map(Run, *(column[first:last].tolist() for column in columns)))
 
     def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
         """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out."""
         owner, run = self._runs_of(rows)
-        limits = np.array([self._limit(task) for task in self._table.tasks], dtype=np.int64)
+        limits = [self._config.token_stale_threshold(task) if self._config else None for task in self._table.tasks]
+        limits = np.array([_NO_LIMIT if limit is None else limit for limit in limits], dtype=np.int64)
         version = self._digest.runs.model_step[run]
         oldest = oldest_fresh(train_step, limits[self._table["task"][rows]])[owner]
         counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
@@ -99,10 +99,6 @@ class PutRuns:
         fits = np.where(is_last, runs.tokens[partner] >= runs.tokens[run], runs.tokens[partner] == runs.tokens[run])
         differs = ~is_there | ~fits | (runs.model_step[partner] != runs.model_step[run])
         return (np.bincount(owner[differs], minlength=len(rows)) == 0) | ~known
-
-    def _limit(self, task: str) -> int:
-        limit = self._config.token_stale_threshold(task) if self._config else None
-        return NO_LIMIT if limit is None else limit
 
     def _runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """The runs of several rows: which of the rows each belongs to, and its index in the digest."""

@@ -176,22 +176,17 @@ class _Follower:
         elif isinstance(event, GroupRejected):
             self._run.rejected[self._log_event] = event.status
         elif isinstance(event, GroupExpired):
-            self._note_expired(event)
+            key = (event.task_name, event.group_id)
+            put = self._last_put[key]
+            waited = event.train_step - int(self._run.digest.events.train_step[put])
+            self._run.expired.append(Expired(event, put, waited))
+            if event.fate is Fate.DISCARDED:
+                self._discarded.add(key)
         elif isinstance(event, GroupTaken):
-            self._note_taken(event)
+            key = (event.task_name, event.group_id)
+            put = self._last_put[key]
+            self._taken_at[key] = event.train_step
+            first, last = self._run.digest.events.first_response[put : put + 2].tolist()
+            self._run.taken_step[first:last] = event.train_step
+            self._run.taken.append(Taken(event, put))
         self._held.observe(event)
-
-    def _note_expired(self, event: GroupExpired) -> None:
-        key = (event.task_name, event.group_id)
-        put = self._last_put[key]
-        self._run.expired.append(Expired(event, put, event.train_step - int(self._run.digest.events.train_step[put])))
-        if event.fate is Fate.DISCARDED:
-            self._discarded.add(key)
-
-    def _note_taken(self, event: GroupTaken) -> None:
-        key = (event.task_name, event.group_id)
-        put = self._last_put[key]
-        self._taken_at[key] = event.train_step
-        first, last = self._run.digest.events.first_response[put : put + 2].tolist()
-        self._run.taken_step[first:last] = event.train_step
-        self._run.taken.append(Taken(event, put))

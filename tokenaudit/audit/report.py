@@ -42,6 +42,10 @@ class RuleRun:
         """Whether it looked at anything at all."""
         return self.findings is not None
 
+    def count(self, severity: Severity) -> int:
+        """Its findings of a severity, those not kept included."""
+        return self.findings.counts[severity] if self.findings else 0
+
 
 @dataclass(frozen=True, slots=True)
 class AgeEvidence:
@@ -118,7 +122,7 @@ class AuditReport:
         """Findings of a severity, those not kept included."""
         if only_new:
             return sum(run.new.get(severity, 0) for run in self.runs)
-        return sum(run.findings.counts[severity] for run in self.runs if run.findings is not None)
+        return sum(run.count(severity) for run in self.runs)
 
     @property
     def has_judged(self) -> bool:
@@ -135,7 +139,7 @@ class AuditReport:
 def of_severity(report: AuditReport, least: Severity) -> AuditReport:
     """The report with findings of at least a severity; the others are neither listed nor counted."""
     kept = [severity for severity in Severity if severity.rank <= least.rank]
-    runs = []
+    runs: list[RuleRun] = []
     for run in report.runs:
         if run.findings is not None:
             counts = Counter({severity: run.findings.counts[severity] for severity in kept})
@@ -148,29 +152,21 @@ def of_severity(report: AuditReport, least: Severity) -> AuditReport:
 
 
 def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> AuditReport:
-    """The report with the findings that a baseline knows marked as known.
-
-    Args:
-        report: a report without a baseline.
-        baseline: a report saved as JSON.
-        source: its name, for messages.
+    """The report with the findings marked as known that a baseline, a report saved as JSON at `source`, knows.
 
     Raises:
         ResultError: the baseline is no saved audit.
     """
     known, counts = _known(baseline, source)
     findings = marked_new(report.findings, known)
-    runs = []
+    runs: list[RuleRun] = []
     for run in report.runs:
-        if run.findings is None:
-            runs.append(run)
-            continue
         new: dict[Severity, int] = {}
-        for severity in Severity:
+        for severity in Severity if run.findings else ():
             kept = [f for f in findings if f.code == run.rule.code and f.severity is severity]
             listed = sum(finding.is_new for finding in kept)
             # Findings beyond those kept have no identity, so only their number can be compared.
-            unlisted = run.findings.counts[severity] - len(kept)
+            unlisted = run.count(severity) - len(kept)
             unlisted_known = max(0, counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
             new[severity] = listed + max(0, unlisted - unlisted_known)
         runs.append(replace(run, new=new))
@@ -184,12 +180,11 @@ def _known(baseline: Mapping[str, Any], source: str) -> tuple[dict[str, int], di
     if baseline.get("schema_version") != AUDIT_SCHEMA_VERSION:
         what = f"baseline schema version {baseline.get('schema_version')!r}"
         raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}; save it again"))
-    known: dict[str, int] = {}
+    known = Counter[str]()
     counts: dict[tuple[str, Severity], int] = {}
     try:
         for entry in baseline["findings"]:
-            identity = str(entry["identity"])
-            known[identity] = known.get(identity, 0) + 1
+            known[str(entry["identity"])] += 1
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
                 counts[str(rule["name"]), Severity(severity)] = int(count)

@@ -15,10 +15,6 @@ from typing import Any
 
 from tokenaudit.contracts.errors import Problem, UsageError, shown
 
-_LONGEST_ENTRY = 100
-"""Characters of what names no rule that are compared with those that do."""
-_MOST_CLOSE = 3
-
 
 class Severity(StrEnum):
     """How bad a finding is."""
@@ -103,12 +99,7 @@ def rule(code: str, name: str, severity: Severity, meaning: str, fix: str, *need
 
 
 def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[AuditRule]) -> tuple[AuditRule, ...]:
-    """The rules that are asked for.
-
-    Args:
-        select: codes, beginnings of codes, or names; empty for all rules.
-        ignore: the same, of rules to leave out.
-        rules: all rules.
+    """The rules that `select` names, all if it is empty, without those that `ignore` does: codes, beginnings or names.
 
     Raises:
         UsageError: an entry that names no rule, or no rule is left.
@@ -148,13 +139,8 @@ def _names(entry: str, rule: AuditRule) -> bool:
 def _unknown(entry: str, rules: Sequence[AuditRule]) -> Problem:
     known = [rule.name for rule in rules] if "-" in entry else [rule.code for rule in rules]
     written = entry.lower() if "-" in entry else entry.upper()
-    close = get_close_matches(written[:_LONGEST_ENTRY], known, n=_MOST_CLOSE)
+    close = get_close_matches(written[:100], known)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {_families(rules)}")
-
-
-def _families(rules: Sequence[AuditRule]) -> str:
-    """The codes of all rules, by their first and last of every letter."""
-    codes = sorted(rule.code for rule in rules)
-    families = [list(family) for _, family in groupby(codes, key=lambda code: code[0])]
-    return ", ".join(f"{family[0]} to {family[-1]}" for family in families)
+    families = (list(family) for _, family in groupby(sorted(rule.code for rule in rules), key=lambda code: code[0]))
+    codes = ", ".join(f"{family[0]} to {family[-1]}" for family in families)
+    return Problem(f"no audit rule is called {shown(entry)}", None, f"{hint}codes: {codes}")

@@ -5,19 +5,21 @@ A scan remembers nothing, so threads may scan batches in any order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tokenaudit.audit.scan_runs import overlay_runs
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns
+from tokenaudit.log.batch_columns import BatchColumns, RowNumbers
 from tokenaudit.log.columns import Bools, Int64s, Lists
 from tokenaudit.log.digest import KIND_CODE, UNKNOWN_CODE
-from tokenaudit.log.version_runs import Ones
+from tokenaudit.log.faults import BatchFaults, FaultKind
+from tokenaudit.log.structural_checks import check_runs
+from tokenaudit.log.version_runs import RecordedRuns
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -27,6 +29,9 @@ POSITIVE_LOGPROB = 0.01
 """Log-probabilities above it are no rounding of 0."""
 PAD_RUN = 3
 """Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
+
+RUN_FAULTS = (FaultKind.NULL_ELEMENT, FaultKind.BAD_RUN, FaultKind.RUNS_BESIDE_TOKENS, FaultKind.RUNS_LENGTH)
+"""What can be wrong with the runs of a row; a row's code is the position in this list, from 1."""
 
 _PUT = KIND_CODE[EventKind.PUT]
 _TEXTS_KEPT = 20
@@ -55,6 +60,11 @@ class Scanned(NamedTuple):
     reasons: tuple[str | None, ...]
     texts: dict[tuple[str, int], str]
 
+    @property
+    def rows(self) -> int:
+        """Its rows."""
+        return len(self.arrays["kind"])
+
 
 def scan_batch(columns: BatchColumns) -> Scanned:
     """Reduce a batch to numbers per row."""
@@ -76,7 +86,7 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     arrays |= _versions(columns)
     arrays |= _mask(columns, arrays.get("prior_len"))
     if columns.recorded_runs is not None:
-        overlay_runs(arrays, columns.recorded_runs, columns)
+        _overlay_runs(arrays, columns.recorded_runs, columns)
     if "response_ids" in columns:
         arrays |= _ids(columns.lists("response_ids"), mask, arrays["kind"] == _PUT)
     if "trained_mask" in columns:
@@ -91,6 +101,10 @@ def _starts(lengths: Int64s) -> Int64s:
     return np.cumsum(lengths) - lengths
 
 
+def _zeros(names: Iterable[str], rows: int) -> Arrays:
+    return {name: np.zeros(rows, dtype=np.int64) for name in names}
+
+
 def _versions(columns: BatchColumns) -> Arrays:
     """Per row: entries (-1 for a null list), oldest, newest, falls from token to token, negative ones."""
     versions, mask, rows = columns.versions, columns.mask, columns.rows
@@ -102,9 +116,7 @@ def _versions(columns: BatchColumns) -> Arrays:
         # changed where runs are recorded
         "oldest": oldest.copy(),
         "newest": newest.copy(),
-        "version_falls": np.zeros(rows, dtype=np.int64),
-        "negative": np.zeros(rows, dtype=np.int64),
-        "negative_trained": np.zeros(rows, dtype=np.int64),
+        **_zeros(("version_falls", "negative", "negative_trained"), rows),
     }
     if len(values) == 0:
         return arrays
@@ -128,13 +140,7 @@ def _versions(columns: BatchColumns) -> Arrays:
 
 
 def _aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
-    """For lists of `lengths`: whether each element is trainable; rows whose mask has another length count as all ones.
-
-    Args:
-        mask: the semantic masks.
-        lengths: elements per row, of shape [rows].
-        elements: their sum.
-    """
+    """Whether each element of lists of `lengths` is trainable; a mask of another length counts as all ones."""
     trained = np.ones(elements, dtype=np.bool_)
     fits = (mask.lengths == lengths) & ~mask.is_null
     if fits.all():
@@ -152,8 +158,7 @@ def _mask(columns: BatchColumns, prior_len: Int64s | None) -> Arrays:
         "mask_len": np.where(mask.is_null, -1, mask.lengths),
         "mask_null": mask.has_null_element,
         "mask_odd": np.zeros(rows, dtype=np.bool_),
-        "mask_ones": np.zeros(rows, dtype=np.int64),
-        "prior_ones": np.zeros(rows, dtype=np.int64),
+        **_zeros(("mask_ones", "prior_ones"), rows),
     }
     if len(values) == 0:
         return arrays
@@ -162,17 +167,55 @@ def _mask(columns: BatchColumns, prior_len: Int64s | None) -> Arrays:
         arrays["mask_odd"][owner[(values != 0) & (values != 1)]] = True
     prior = np.zeros(rows, dtype=np.int64) if prior_len is None else np.clip(prior_len, 0, mask.lengths)
     parts = np.stack([prior, mask.lengths - prior], axis=1).reshape(-1)
-    ones = _sums(columns.mask_ones, parts)
+    filled = np.flatnonzero(parts)
+    ones = np.zeros(len(parts), dtype=np.int64)
+    ones[filled] = columns.mask_ones.between(_starts(parts)[filled])
     arrays["prior_ones"] = ones[0::2]
     arrays["mask_ones"] = ones[0::2] + ones[1::2]
     return arrays
 
 
-def _sums(ones: Ones, lengths: Int64s) -> Int64s:
-    """Ones in consecutive parts of a mask."""
-    filled = np.flatnonzero(lengths)
-    sums = np.zeros(len(lengths), dtype=np.int64)
-    sums[filled] = ones.between(_starts(lengths)[filled])
+def _overlay_runs(arrays: Arrays, recorded: RecordedRuns, columns: BatchColumns) -> None:
+    """Put what recorded runs say in the place of what rows without versions and masks say.
+
+    New are `runs_fault` (0: none, else see `RUN_FAULTS`), `runs_sum` (tokens of all runs) and `runs_unversioned`
+    (tokens of runs without a version).
+    """
+    rows, tokens, batch = columns.rows, arrays["tokens"], columns.batch
+    faults = BatchFaults(batch.path, batch.first_row, rows)
+    is_beside = ~(columns.versions.is_null & columns.mask.is_null)
+    check_runs(recorded, RowNumbers(arrays, {}), is_beside, faults, allow_missing_versions=True)
+    code = np.zeros(rows, dtype=np.int64)
+    for number, kind in enumerate(RUN_FAULTS, 1):
+        code[faults.where(kind) & (code == 0)] = number
+    good = recorded.has_runs & (code == 0)
+    owner = recorded.owner
+    has_version = recorded.is_versioned
+    arrays["runs_fault"], arrays["runs_sum"] = code, recorded.sums
+    arrays["runs_unversioned"] = np.where(good, _run_sums(owner, np.where(has_version, 0, recorded.tokens), rows), 0)
+    # Of a damaged row nothing is known; one finding is enough.
+    arrays["versions_len"] = np.where(good, recorded.sums, np.where(code > 0, tokens, arrays["versions_len"]))
+    used = good[owner] & has_version
+    for name, first_of in (("oldest", np.minimum), ("newest", np.maximum)):
+        values = np.full(rows, np.iinfo(np.int64).max if name == "oldest" else np.iinfo(np.int64).min)
+        first_of.at(values, owner[used], recorded.model_step[used])
+        arrays[name][good] = np.where(np.bincount(owner[used], minlength=rows) > 0, values, arrays[name])[good]
+    falls = (recorded.model_step[1:] < recorded.model_step[:-1]) & used[1:] & used[:-1] & (owner[1:] == owner[:-1])
+    arrays["version_falls"][good] = np.bincount(owner[1:][falls], minlength=rows)[good]
+    arrays["mask_len"][good] = recorded.sums[good]
+    arrays["mask_ones"][good] = _run_sums(owner, recorded.trainable, rows)[good]
+    prior = np.clip(arrays["prior_len"], 0, None) if "prior_len" in arrays else np.zeros(rows, dtype=np.int64)
+    starts = np.cumsum(recorded.tokens) - recorded.tokens
+    first_run = np.cumsum(recorded.lengths) - recorded.lengths
+    position = starts - np.append(starts, 0)[first_run][owner]
+    # Where prior_len cuts a run that holds both kinds of tokens, as many as possible count as trainable.
+    ones = np.minimum(np.clip(prior[owner] - position, 0, recorded.tokens), recorded.trainable)
+    arrays["prior_ones"][good] = _run_sums(owner, ones, rows)[good]
+
+
+def _run_sums(owner: Int64s, values: Int64s, rows: int) -> Int64s:
+    sums = np.zeros(rows, dtype=np.int64)
+    np.add.at(sums, owner, values)
     return sums
 
 
@@ -181,9 +224,7 @@ def _ids(ids: Lists, mask: Lists, is_put: Bools) -> Arrays:
     rows, values = len(ids.lengths), ids.values
     arrays: Arrays = {
         "ids_len": np.where(ids.is_null, -1, ids.lengths),
-        "tail_run": np.zeros(rows, dtype=np.int64),
-        "tail_id": np.zeros(rows, dtype=np.int64),
-        "tail_trained": np.zeros(rows, dtype=np.int64),
+        **_zeros(("tail_run", "tail_id", "tail_trained"), rows),
     }
     ends, starts, mask_ends = np.cumsum(ids.lengths), _starts(ids.lengths), np.cumsum(mask.lengths)
     candidates = np.flatnonzero(is_put & (ids.lengths >= PAD_RUN))
@@ -204,9 +245,8 @@ def _ids(ids: Lists, mask: Lists, is_put: Bools) -> Arrays:
 def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:
     """Per row: entries (-1 for a null list), odd values of each kind, trained odd ones, tokens in trained zero runs."""
     lengths = col.list_lengths(array, rows)
-    arrays: Arrays = {f"{name}_len": lengths}
     counts = ("null", "nan", "inf", "sentinel", "odd_trained", "zeros", "positive")
-    arrays |= {f"{name}_{what}": np.zeros(rows, dtype=np.int64) for what in counts}
+    arrays: Arrays = {f"{name}_len": lengths, **_zeros([f"{name}_{what}" for what in counts], rows)}
     if array.type == pa.null():
         return arrays
     flat = array.flatten()

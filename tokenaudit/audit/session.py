@@ -67,9 +67,23 @@ def audit_log(
     source = _config_source(settings)
     name = ", ".join(path.name or str(path) for path in request.paths)
     with no_collections():
-        case = _replayed(read, settings.config if source else None, name)
+        case = _replayed(read, settings.config if source else None)
         runs = _run_rules(case, chosen)
-        return _report(case, runs, source, _evidence(case, epsilon))
+        table = case.table
+        return AuditReport(
+            name=name,
+            files_named=case.files.named,
+            files_audited=case.files.audited,
+            rows=table.rows,
+            puts=int(table.is_put.sum()),
+            tokens=int(table["tokens"][table.known].sum()),
+            config_source=source,
+            why_no_replay=case.why_no_replay,
+            left_out_groups=case.run.digest.quarantined_groups if case.run else 0,
+            runs=runs,
+            findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
+            evidence=_evidence(case, epsilon),
+        )
 
 
 class _Read(NamedTuple):
@@ -97,7 +111,7 @@ def _read(files: FileFacts, request: RunRequest) -> _Read:
                 on_progress=request.stage(f"reading {log.name}", log.rows),
             )
         except LogError as error:
-            if sum(len(scan.arrays["kind"]) for scan in scans) < log.rows:
+            if sum(scan.rows for scan in scans) < log.rows:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
@@ -113,7 +127,7 @@ def _config_source(settings: Settings) -> str | None:
     return OVERRIDE if origins == {OVERRIDE} else settings.source
 
 
-def _replayed(read: _Read, config: Config | None, name: str) -> Case:
+def _replayed(read: _Read, config: Config | None) -> Case:
     """The log beside its replay, as far as it can be replayed."""
     files, table, digest, why = read
     puts = PutRuns(table, digest, config) if digest is not None else None
@@ -127,7 +141,6 @@ def _replayed(read: _Read, config: Config | None, name: str) -> Case:
             why = error.problems[0].what
     takes = recorded_takes(table)
     return Case(
-        name=name,
         table=table,
         files=files,
         config=config,
@@ -160,23 +173,3 @@ def _evidence(case: Case, epsilon: float) -> tuple[AgeEvidence, ...]:
     if log is None or not {"logprobs", "train_logprobs"} <= set(log.columns):
         return ()
     return age_evidence(log, trained_at(case.table, case.run, case.takes), epsilon)
-
-
-def _report(
-    case: Case, runs: tuple[RuleRun, ...], config_source: str | None, evidence: tuple[AgeEvidence, ...]
-) -> AuditReport:
-    table = case.table
-    return AuditReport(
-        name=case.name,
-        files_named=case.files.named,
-        files_audited=case.files.audited,
-        rows=table.rows,
-        puts=int(table.is_put.sum()),
-        tokens=int(table["tokens"][table.known].sum()),
-        config_source=config_source,
-        why_no_replay=case.why_no_replay,
-        left_out_groups=case.run.digest.quarantined_groups if case.run else 0,
-        runs=runs,
-        findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
-        evidence=evidence,
-    )

@@ -51,14 +51,14 @@ class LogTable:
         self.texts: dict[tuple[str, int], str] = {}
         first = 0
         for part in ordered:
-            recode(part.arrays, "task", [tasks.setdefault(name, len(tasks)) for name in part.tasks])
-            recode(part.arrays, "finish_reason", [reasons.setdefault(name, len(reasons)) for name in part.reasons])
+            _recode(part.arrays, "task", [tasks.setdefault(name, len(tasks)) for name in part.tasks])
+            _recode(part.arrays, "finish_reason", [reasons.setdefault(name, len(reasons)) for name in part.reasons])
             self.texts |= {(name, first + row): text for (name, row), text in part.texts.items()}
-            first += len(part.arrays["kind"])
+            first += part.rows
         self.rows = first
         self.tasks = tuple(tasks)
         self.reasons = tuple(reasons)
-        self._arrays = _joined(ordered, self.rows)
+        self._arrays = _joined(ordered)
         self.is_put: Bools = self["kind"] == _PUT
         self._number_puts()
 
@@ -153,24 +153,19 @@ def _numbers(task: Int64s, rollout: Int64s, event: Int64s) -> Int64s:
     return numbers
 
 
-def recode(arrays: Arrays, name: str, codes: list[int]) -> None:
+def _recode(arrays: Arrays, name: str, codes: list[int]) -> None:
     """Replace the codes of one batch by those of the whole log."""
     if codes:
         arrays[name] = np.array(codes, dtype=np.int64)[arrays[name]]
 
 
-def _joined(parts: Sequence[Scanned], rows: int) -> Arrays:
+def _joined(parts: Sequence[Scanned]) -> Arrays:
     """The columns of all parts below each other; what a part lacks is null there."""
-    names = dict.fromkeys(name for part in parts for name in part.arrays)
     joined: Arrays = {}
-    for name in names:
-        pieces = [
-            part.arrays[name]
-            if name in part.arrays
-            else np.full(len(part.arrays["kind"]), _missing(name), dtype=np.int64)
-            for part in parts
-        ]
-        joined[name] = np.concatenate(pieces) if pieces else np.zeros(rows, dtype=np.int64)
+    for name in dict.fromkeys(name for part in parts for name in part.arrays):
+        fill = _missing(name)
+        pieces = [part.arrays[name] if name in part.arrays else np.full(part.rows, fill) for part in parts]
+        joined[name] = np.concatenate(pieces)
     return joined
 
 

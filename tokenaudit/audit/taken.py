@@ -50,14 +50,8 @@ def recorded_takes(table: LogTable) -> list[RecordedTake]:
     if not has_recorded_takes(table):
         return []
     of_interest = np.flatnonzero(np.isin(table["kind"], (_PUT, _TAKE)) & table.present("rollout_id"))
-    columns = (
-        of_interest,
-        table["kind"][of_interest],
-        table["task"][of_interest],
-        table["rollout_id"][of_interest],
-        table["train_step"][of_interest],
-        table.segment[of_interest],
-    )
+    names = ("kind", "task", "rollout_id", "train_step")
+    columns = (of_interest, *(table[name][of_interest] for name in names), table.segment[of_interest])
     last_put: dict[tuple[int, int], list[int]] = {}
     takes: list[RecordedTake] = []
     for row, kind, task, rollout_id, step, segment in zip(*(column.tolist() for column in columns), strict=True):
@@ -153,7 +147,8 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
     misfits: list[Misfit] = []
     for row, mask, semantic in _masks(log):
         if table.is_put[row]:
-            put_row, step = row, step_of_put.get(row, _taken_step(replayed, row))
+            put_row, response = row, replayed.puts.response(row)
+            step = step_of_put.get(row, NEVER if response < 0 else int(replayed.taken_step[response]))
         else:
             step, put_rows = by_row.get(row, (NEVER, ()))
             put_row = put_rows[0] if len(put_rows) == 1 else -1
@@ -188,11 +183,6 @@ def _masks(log: Log) -> Iterator[tuple[int, Bools, Bools | None]]:
                 own = semantic.values[end - len(mask) : end] != 0
             yield first + position, mask, own
         first += batch.rows
-
-
-def _taken_step(replayed: ReplayedRun, row: int) -> int:
-    response = replayed.puts.response(row)
-    return NEVER if response < 0 else int(replayed.taken_step[response])
 
 
 def _trained_runs(

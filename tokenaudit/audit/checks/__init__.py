@@ -6,7 +6,6 @@ A case comes in, findings go out. Checks read no files and know no output format
 from __future__ import annotations
 
 from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when the module of its check is loaded
-    files,
     groups,
     lifecycle,
     losses,

@@ -52,11 +52,10 @@ def _group_incomplete(case: Case, findings: Findings) -> None:
             for rollout, row in last_put.get((taken.event.task_name, taken.event.group_id), {}).items()
             if rollout not in rollouts
         ]
-        text = f"taken at step {taken.event.train_step} with {len(rollouts)} of {plural(size, 'member')}"
+        text = f"{len(rollouts)} of {plural(size, 'member')}"
         if len(rollouts) > size:
-            text = (
-                f"taken at step {taken.event.train_step} with {plural(len(rollouts), 'member')}, group_size is {size}"
-            )
+            text = f"{plural(len(rollouts), 'member')}, group_size is {size}"
+        text = f"taken at step {taken.event.train_step} with {text}"
         row = int(replayed.put_rows(taken.put)[0])
         findings.add(case.table.group_subject(row), "; ".join([text, *missing[:3]]))
 

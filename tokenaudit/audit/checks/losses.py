@@ -119,9 +119,8 @@ def _discard_rate(case: Case, findings: Findings) -> None:
         if produced < DISCARD_TOKENS or dropped <= DISCARD_SHARE * produced:
             continue
         fresh = account.count(m.DISCARDED_FRESH_TOKENS)
-        text = (
-            f"{100 * dropped / produced:.1f} % of produced tokens ({dropped:,} of {produced:,}) were dropped as stale"
-        )
+        text = f"{100 * dropped / produced:.1f} % of produced tokens ({dropped:,} of {produced:,})"
+        text += " were dropped as stale"
         if fresh:
             text += f", {100 * fresh / dropped:.0f} % of which belonged to members that were fresh"
         findings.add(Subject(task), text)
@@ -157,22 +156,17 @@ def _ready_after(replayed: ReplayedRun, step: int) -> Counter[str]:
     """Groups held as completed in the end, by task: those left after the take of the last step and those put since."""
     left = replayed.steps[-1].leftovers
     ready = Counter({task: held.get(Status.COMPLETED, 0) for task, held in left.items()})
-    last_take = _last_take(replayed)
+    events = replayed.digest.events
+    last_take = max((events.kind == KIND_CODE[EventKind.TAKE]).nonzero()[0].tolist(), default=-1)
     lost = set(replayed.rejected)
     for expired in replayed.expired:
         lost.add(expired.put)
         if expired.event.train_step > step and expired.put <= last_take and _is_completed(replayed, expired.put):
             ready[expired.event.task_name] -= 1
-    events = replayed.digest.events
     for event in range(last_take + 1, len(events.kind)):
         if events.kind[event] == _PUT and event not in lost and _is_completed(replayed, event):
             ready[replayed.digest.tasks[int(events.task[event])]] += 1
     return ready
-
-
-def _last_take(replayed: ReplayedRun) -> int:
-    takes = (replayed.digest.events.kind == KIND_CODE[EventKind.TAKE]).nonzero()[0]
-    return int(takes[-1]) if len(takes) else -1
 
 
 def _is_completed(replayed: ReplayedRun, put: int) -> bool:

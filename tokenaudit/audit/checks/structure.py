@@ -1,4 +1,4 @@
-"""Checks of rows that replay refuses, and of lists that should be as long as the response."""
+"""Checks of the files, of rows that replay refuses, and of lists that should be as long as the response."""
 
 from __future__ import annotations
 
@@ -13,12 +13,47 @@ from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import structural_checks as faulty
 from tokenaudit.log.batch_columns import RowNumbers
-from tokenaudit.log.columns import ABSENT
+from tokenaudit.log.columns import ABSENT, Bools
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
 
 _PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 _PILE_SHARE = 0.05
 _PILE_ROWS = 20
+
+
+@rule("S001", "nothing-audited", Severity.ERROR,
+      "No row could be checked, so there is no verdict.",
+      "Name the file or folder that the run wrote, and record at least one put.")  # fmt: skip
+def _nothing_audited(case: Case, findings: Findings) -> None:
+    findings.add_checked(case.table.rows)
+    if not case.table.is_put.any():
+        findings.add(Subject(), f"{plural(case.table.rows, 'row')} and no put among them")
+
+
+@rule("S002", "input-truncated-file", Severity.ERROR,
+      "A file of the log can't be read; the others were audited without it.",
+      "Copy or write the file again; a file still being written has no footer yet.")  # fmt: skip
+@rule("S003", "input-unreadable-column", Severity.WARNING,
+      "An optional column of a file can't be decoded and was passed over.",
+      "Write the file again, or leave the column out.")  # fmt: skip
+@rule("S004", "input-schema-drift", Severity.WARNING,
+      "Files of one log differ in columns or types, or a column has a type that can't be used.",
+      "Record every file with the same columns and types; integers of any width are unified.")  # fmt: skip
+@rule("S005", "input-large-lists", Severity.INFO,
+      "A row group holds more list elements than 32-bit offsets can count, which many readers refuse.",
+      "Write smaller row groups, or large_list columns.")  # fmt: skip
+@rule("S006", "input-row-group-large", Severity.INFO,
+      "A row group is so large that other readers need much memory for it.",
+      "Write row groups of at most a few million tokens.")  # fmt: skip
+@rule("V004", "version-not-integer", Severity.ERROR,
+      "The column of versions doesn't hold integers.",
+      "Record the number of train steps in the weights, not a label.")  # fmt: skip
+def _noted_of_files(case: Case, findings: Findings) -> None:
+    """What was noted about the files while they were opened and read."""
+    for note in case.files.notes:
+        if note.rule == findings.rule.name:
+            findings.add(Subject(file=note.file), note.message, note.severity)
+    findings.add_checked(case.files.named, "files")
 
 
 @rule("S007", "unknown-event", Severity.ERROR,
@@ -109,25 +144,20 @@ def _prior_len_too_long(case: Case, findings: Findings) -> None:
       "logprobs|train_logprobs")  # fmt: skip
 def _logprob_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in ("logprobs", "train_logprobs"):
-        if f"{name}_len" not in table:
-            continue
+    for name in _checked_logprobs(case, findings, table.known):
         lengths, tokens = table[f"{name}_len"], table["tokens"]
-        told = table.known & (lengths >= 0)
 
         def message(row: int, name: str = name, lengths: np.ndarray = lengths, tokens: np.ndarray = tokens) -> str:
             return f"{lengths[row]} {name} for {plural(int(tokens[row]), 'token')}"
 
-        findings.add_rows(table.subject, told & (lengths != tokens), message)
-        findings.add_checked(int(told.sum()))
+        findings.add_rows(table.subject, table.known & (lengths >= 0) & (lengths != tokens), message)
 
 
-def _checked_logprobs(case: Case, findings: Findings) -> Iterator[str]:
-    """Names of the columns of log-probabilities that the log has; the puts that fill them count as checked."""
-    table = case.table
+def _checked_logprobs(case: Case, findings: Findings, rows: Bools) -> Iterator[str]:
+    """Names of the columns of log-probabilities that the log has; those of `rows` that fill them count as checked."""
     for name in ("logprobs", "train_logprobs"):
-        if f"{name}_len" in table:
-            findings.add_checked(int((table.is_put & (table[f"{name}_len"] >= 0)).sum()))
+        if f"{name}_len" in case.table:
+            findings.add_checked(int((rows & (case.table[f"{name}_len"] >= 0)).sum()))
             yield name
 
 
@@ -137,7 +167,7 @@ def _checked_logprobs(case: Case, findings: Findings) -> Iterator[str]:
       "logprobs|train_logprobs")  # fmt: skip
 def _logprob_placeholder(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, findings):
+    for name in _checked_logprobs(case, findings, table.is_put):
         zeros = table[f"{name}_zeros"]
 
         def message(row: int, name: str = name, zeros: np.ndarray = zeros) -> str:
@@ -152,7 +182,7 @@ def _logprob_placeholder(case: Case, findings: Findings) -> None:
       "logprobs|train_logprobs")  # fmt: skip
 def _logprob_not_finite(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, findings):
+    for name in _checked_logprobs(case, findings, table.is_put):
         kinds = {what: table[f"{name}_{what}"] for what in ("null", "nan", "inf", "sentinel")}
         odd = np.sum(list(kinds.values()), axis=0)
         trained = table[f"{name}_odd_trained"]
@@ -172,7 +202,7 @@ def _logprob_not_finite(case: Case, findings: Findings) -> None:
       "logprobs|train_logprobs")  # fmt: skip
 def _logprob_positive(case: Case, findings: Findings) -> None:
     table = case.table
-    for name in _checked_logprobs(case, findings):
+    for name in _checked_logprobs(case, findings, table.is_put):
         positive = table[f"{name}_positive"]
 
         def message(row: int, name: str = name, positive: np.ndarray = positive) -> str:
@@ -188,19 +218,18 @@ def _logprob_positive(case: Case, findings: Findings) -> None:
 def _side_length_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     experts, expected = table["experts_len"], table["prompt_len"] + table["tokens"] - 1
-    told = table.known & table.present("experts_len") & table.present("prompt_len") & (table["tokens"] > 0)
+    checked = table.known & table.present("experts_len") & table.present("prompt_len") & (table["tokens"] > 0)
 
     def message(row: int) -> str:
-        text = (
-            f"experts_len {experts[row]}, expected {expected[row]} (prompt {table['prompt_len'][row]} + response - 1)"
-        )
+        prompt = table["prompt_len"][row]
+        text = f"experts_len {experts[row]}, expected {expected[row]} (prompt {prompt} + response - 1)"
         first_round = int(experts[row] - expected[row])
         if 0 < first_round < expected[row]:
             text += f"; {experts[row]} = {first_round} + {expected[row]}: an earlier round may stand in front"
         return text
 
-    findings.add_rows(table.subject, told & (experts != expected), message)
-    findings.add_checked(int(told.sum()))
+    findings.add_rows(table.subject, checked & (experts != expected), message)
+    findings.add_checked(int(checked.sum()))
 
 
 @rule("S019", "response-shrank", Severity.ERROR,

@@ -7,7 +7,7 @@ import numpy as np
 from tokenaudit.audit.case import Case, add_faults, plural
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.scan_runs import RUN_FAULTS
+from tokenaudit.audit.scan import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
 from tokenaudit.log.batch_columns import ABSENT
