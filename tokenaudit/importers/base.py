@@ -14,9 +14,7 @@ import numpy as np
 from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
-
-SHOWN_PROBLEMS = 20
-"""Faults that are reported one by one; the others are counted."""
+from tokenaudit.record.json_lines import SHOWN_PROBLEMS
 
 
 class Precision(StrEnum):

@@ -22,13 +22,7 @@ class GroupKey(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One response of a batch that was trained.
-
-    Attributes:
-        train_step: the step it was trained in.
-        group: its group.
-        row: its log columns.
-    """
+    """One response of a batch that was trained: the step it was trained in, its group, and its log columns."""
 
     train_step: int
     group: GroupKey
@@ -36,11 +30,7 @@ class Response(NamedTuple):
 
 
 class Batch:
-    """Responses of one step by group, in order of first appearance.
-
-    Args:
-        train_step: the step.
-    """
+    """Responses of one step by group, in order of first appearance."""
 
     def __init__(self, train_step: int) -> None:
         self.train_step = train_step
@@ -70,12 +60,8 @@ def trained_batches(
 ) -> Iterator[Imported]:
     """Puts and takes of the batches of a file; consecutive responses of one step are a batch.
 
-    Args:
-        records: the records of the file.
-        response_of: reads the response of a record; None for a record that is none. What it refuses with a
-            `FieldFault` is noted and left out.
-        path: the file.
-        context: where faults are noted.
+    What `response_of` refuses with a `FieldFault` is noted and left out, a record for which it returns None is no
+    response.
     """
     batch = Batch(-1)
     for data, where in records:
@@ -104,14 +90,8 @@ def trained_responses(
 ) -> Iterator[Imported]:
     """Puts and takes of the batch of a step whose rows are made when their group is written and not before.
 
-    Args:
-        train_step: the step.
-        count: its responses, numbered from 0.
-        group_of: the group of a response.
-        row_of: makes the row of a response. What either refuses with a `FieldFault` is noted and left out.
-        noun: what the source calls a response.
-        path: the file.
-        context: where faults are noted.
+    Its `count` responses are numbered from 0, and called a `noun` in messages. What `group_of` or `row_of` refuses with
+    a `FieldFault` is noted and left out.
     """
 
     def rows(indices: list[int]) -> Iterator[Row]:

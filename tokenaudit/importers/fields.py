@@ -139,14 +139,9 @@ def version_columns(
     uniform: Precision = Precision.EXACT,
     mixed: Precision = Precision.SPAN,
 ) -> Row:
-    """The columns for the versions of a response of which the oldest and the newest are known, as train steps.
+    """The columns for the versions of a response, given the oldest and the newest in train steps; None: not recorded.
 
-    Args:
-        start: its oldest version; None where the source records no version.
-        end: its newest version.
-        context: where it is noted what the precision leaves out.
-        uniform: precision where both are the same version.
-        mixed: precision where they differ.
+    The precision is `uniform` where both are one version and `mixed` where they differ; what it leaves out is noted.
 
     Raises:
         FieldFault: the newest lies before the oldest.

@@ -23,20 +23,13 @@ MAX_FILES = 1_000_000
 _HEAD_BYTES = 15
 
 
-class _Compression(NamedTuple):
-    """A kind of compression: how its files begin, its name, and what unpacks it."""
-
-    head: re.Pattern[bytes]
-    name: str
-    command: str
-
-
-_COMPRESSIONS = (
-    _Compression(re.compile(rb"\x1f\x8b\x08"), "gzip", "gunzip"),
-    _Compression(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "unzstd"),
-    _Compression(re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2"),
-    _Compression(re.compile(rb"\xfd7zXZ\x00"), "xz", "unxz"),
-)
+_COMPRESSIONS = {
+    "gzip": (re.compile(rb"\x1f\x8b\x08"), "gunzip"),
+    "zstd": (re.compile(rb"\x28\xb5\x2f\xfd"), "unzstd"),
+    "bzip2": (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bunzip2"),
+    "xz": (re.compile(rb"\xfd7zXZ\x00"), "unxz"),
+}
+"""Kinds of compression: how their files begin, and what unpacks them."""
 _ROWS_AT_ONCE = 1024
 _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
@@ -65,7 +58,8 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     problems: list[Problem] = []
     for path in paths:
         if path.is_dir():
-            here = _below(path, suffixes)
+            below = (entry for entry in path.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
+            here = sorted((entry for entry in below if not entry.is_symlink()), key=_natural_key)
             if not here:
                 problems.append(_nothing_below(path, suffixes))
             found += here
@@ -82,18 +76,12 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     return found
 
 
-def _below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    below = (entry for entry in folder.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
-    return sorted((entry for entry in below if not entry.is_symlink()), key=natural_key)
-
-
 def _nothing_below(folder: Path, suffixes: Sequence[str]) -> Problem:
     """Why a folder has no file of these extensions: what would have one may be compressed."""
     packed = (entry for entry in folder.rglob("*") if {suffix.lower() for suffix in entry.suffixes} & {*suffixes})
     hint = f"extensions: {', '.join(suffixes)}"
-    return first_compressed(filter(Path.is_file, packed)) or Problem(
-        "the folder holds no file to import", str(folder), hint
-    )
+    nothing = Problem("the folder holds no file to import", str(folder), hint)
+    return first_compressed(filter(Path.is_file, packed)) or nothing
 
 
 def first_compressed(paths: Iterable[Path]) -> Problem | None:
@@ -108,17 +96,17 @@ def _unreadable_as_is(path: Path) -> Problem | None:
             head = stream.read(_HEAD_BYTES)
     except OSError:
         return None
-    for kind in _COMPRESSIONS:
-        if kind.head.match(head):
-            hint = f"unpack it first, such as with {kind.command}"
-            return Problem(f"the file is compressed with {kind.name}", str(path), hint)
+    for name, (beginning, command) in _COMPRESSIONS.items():
+        if beginning.match(head):
+            hint = f"unpack it first, such as with {command}"
+            return Problem(f"the file is compressed with {name}", str(path), hint)
     if head == _OLD_TORCH:
         hint = "load it with torch and save it again, without _use_new_zipfile_serialization=False"
         return Problem("a file of torch.save in its old format, of before torch 1.6", str(path), hint)
     return None
 
 
-def natural_key(path: Path) -> list[tuple[int, int, str]]:
+def _natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sorts names with numbers in them by these numbers."""
     pieces = re.split(r"(\d+)", str(path))
     return [(0, int(piece[:18]), piece) if piece.isdigit() and piece.isascii() else (1, 0, piece) for piece in pieces]
@@ -207,12 +195,7 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[SourceRecor
 
 
 def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context) -> Iterator[SourceRecord]:
-    """The rows of a file; columns that aren't chosen are never read.
-
-    Args:
-        path: the file.
-        chosen: the names of the columns to read.
-        context: its progress is advanced when the file is done.
+    """The rows of a Parquet file; columns that aren't `chosen` by the schema are never read.
 
     Raises:
         SourceError: the file can't be read, or holds lists that are too long.

@@ -68,13 +68,7 @@ class Imports:
 
 
 def import_log(importer: Importer, files: Sequence[Path], context: Context, output: Path) -> Imports:
-    """Read files of a format and write a log.
-
-    Args:
-        importer: the format.
-        files: its files, in order.
-        context: how to read them; it collects faults and what is left out.
-        output: the Parquet file to write; it appears once it is whole.
+    """Read files of a format, in order, and write a log to the Parquet file `output`, which appears once it is whole.
 
     Raises:
         SourceError: files or records that can't be read, all at once, or no response at all; nothing is written.
@@ -115,18 +109,12 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
 
 def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
     if rows:
-        writer.write_table(
-            pa.Table.from_batches(log_table(rows, token_columns=True, metadata={}).to_batches(), writer.schema)
-        )
+        batches = log_table(rows, token_columns=True, metadata={}).to_batches()
+        writer.write_table(pa.Table.from_batches(batches, writer.schema))
 
 
 class FirstLook(NamedTuple):
-    """What the first events of a source show.
-
-    Attributes:
-        put: the rows of the first put; None if there was none.
-        unmapped: names in the source that have no place in a log.
-    """
+    """What the first events of a source show: the rows of the first put, and names that have no place in a log."""
 
     put: list[Row] | None
     unmapped: list[str]
@@ -149,11 +137,7 @@ def first_look(importer: Importer, files: Sequence[Path], context: Context) -> F
 
 
 def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
-    """Refuse files without any response.
-
-    Raises:
-        SourceError: there is none.
-    """
+    """Raises a `SourceError` for files without any response."""
     if not has_some:
         raise SourceError(Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some"))
 

@@ -232,10 +232,12 @@ def _lengths(row: Row, where: str) -> Iterator[Problem]:
 
 def _array(name: str, values: Any, row: Row) -> np.ndarray[Any, Any]:
     try:
-        if name == _MASK:
-            return _mask(values)
         dtype = element_type(name)
         array = np.asarray(values)
+        if name == _MASK:
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+                raise ValueError("not a flat list of integers or bools")
+            return (array != 0).astype(np.int8)
         if array.ndim != 1:
             raise ValueError("not a flat list")
         if array.dtype.kind == "c":
@@ -251,11 +253,3 @@ def _array(name: str, values: Any, row: Row) -> np.ndarray[Any, Any]:
 def _fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> bool:
     lowest = 0 if name == "response_model_steps" else np.iinfo(dtype).min
     return lowest <= int(array.min()) and int(array.max()) <= np.iinfo(dtype).max
-
-
-def _mask(values: Any) -> np.ndarray[Any, Any]:
-    """A mask as 0 and 1."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
-        raise ValueError("not a flat list of integers or bools")
-    return (array != 0).astype(np.int8)

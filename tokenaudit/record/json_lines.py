@@ -160,24 +160,14 @@ def _record(line: JsonLine, source: str, recorder: Recorder) -> list[Problem]:
         problems.append(Problem("responses is no list of objects", where, "give one object per response"))
     if problems:
         return problems
+    values = {key: value for key, value in line.data.items() if key != "event" and value is not None}
+    if event is EventKind.PUT:
+        values["group"] = values.pop("responses")
     try:
-        _dispatch(event, line.data, recorder)
+        # a recorder's methods have the names of the events
+        getattr(recorder, event.value)(**values)
     except RecordError as error:
         if recorder.is_failed:
             raise
         return [Problem(one.what, f"{where}, {one.where}" if one.where else where, one.hint) for one in error.problems]
     return []
-
-
-def _dispatch(event: EventKind, data: dict[str, Any], recorder: Recorder) -> None:
-    values = {key: value for key, value in data.items() if key != "event" and value is not None}
-    if event is EventKind.PUT:
-        recorder.put(values.pop("responses"), **values)
-    elif event is EventKind.SAMPLE:
-        recorder.sample(values.pop("group_id"), values.pop("status"), **values)
-    elif event is EventKind.REFRESH:
-        recorder.refresh(**values)
-    elif event is EventKind.TAKE:
-        recorder.take(values.pop("train_step"), values.pop("batch_size"), **values)
-    else:
-        recorder.sync(values.pop("train_step"), values.pop("model_step"), **values)

@@ -15,8 +15,6 @@ from tokenaudit.log.writer import TOKEN_COLUMNS, Row, seal, sync_folder
 
 _PART = re.compile(r"part-(\d{6,})\.parquet")
 _UNSEALED = re.compile(r"\.part-\d{6,}\.parquet\.tmp")
-
-
 _SIZED = (*TOKEN_COLUMNS, "task_name", "finish_reason")
 PART_ELEMENTS = 16_000_000
 """Elements of token columns, characters of texts, and `ROW_COST` per row, at which a part is sealed."""
@@ -33,15 +31,13 @@ class UnsealedRows:
     """
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._since = 0.0
         self.clear()
 
     def clear(self) -> None:
         """Forget the rows; they are sealed."""
-        self.rows = []
-        self.events = 0
-        self._cost = 0
+        self.rows: list[Row] = []
+        self.events = self._cost = 0
+        self._since = 0.0
 
     def add(self, rows: list[Row]) -> None:
         """Add the rows of one event."""

@@ -22,8 +22,7 @@ from tokenaudit.record.event_rows import converted, event_row, put_rows
 from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of
 
 SOURCE = "tokenaudit.Recorder"
-SHOWN_REJECTED = 20
-
+_SHOWN_REJECTED = 20
 _RETRY_SECONDS = 5.0
 
 
@@ -132,16 +131,8 @@ class Recorder:
         Raises:
             RecordError: values that can't be recorded, or the recorder is closed or can't write.
         """
-        self._enqueue(
-            put_rows(
-                group,
-                group_id=group_id,
-                train_step=train_step,
-                model_step=model_step,
-                task_name=task_name,
-                time_us=time_us,
-            )
-        )
+        shared: dict[str, Any] = {"group_id": group_id, "train_step": train_step, "model_step": model_step}
+        self._enqueue(put_rows(group, **shared, task_name=task_name, time_us=time_us))
 
     def sample(self, group_id: int, status: str, *, task_name: str = DEFAULT_TASK, time_us: int | None = None) -> None:
         """A group leaves the pool `status` to be generated again. Raises like `put`."""
@@ -235,9 +226,11 @@ class Recorder:
     def _write(self) -> None:
         """The thread: gather rows, and seal them when there are enough or they have waited long enough."""
         unsealed = UnsealedRows()
-        while not self._is_done(unsealed):
+        # until everything is sealed, or closing is asked for and the last part can't be written
+        while not self._is_ending() or (unsealed.rows and self._failure is None):
             if self._failure is not None:
-                self._wait(_RETRY_SECONDS)
+                with self._state:
+                    self._state.wait_for(lambda: self._closing, _RETRY_SECONDS)
                 self._seal(unsealed)
                 continue
             event = self._next_event(unsealed.seconds_left(self._seal_seconds))
@@ -246,17 +239,9 @@ class Recorder:
             if unsealed.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
                 self._seal(unsealed)
 
-    def _is_done(self, unsealed: UnsealedRows) -> bool:
-        """Whether everything is sealed, or closing is asked for and the last part can't be written."""
-        return self._is_ending() and (not unsealed.rows or self._failure is not None)
-
     def _is_ending(self) -> bool:
         with self._state:
             return self._closing and (not self._queue or self._failure is not None)
-
-    def _wait(self, seconds: float) -> None:
-        with self._state:
-            self._state.wait_for(lambda: self._closing, seconds)
 
     def _next_event(self, seconds: float | None) -> list[Row] | None:
         """The next event; None if there is none within `seconds`, or closing is asked for."""
@@ -275,10 +260,9 @@ class Recorder:
             unsealed.add([converted(row) for row in rows])
         except Exception as error:  # noqa: BLE001 - a strange value must not end the thread that all others wait for
             self.rejected_events += 1
-            problems = (
-                error.problems if isinstance(error, RecordError) else (Problem(f"{type(error).__name__}: {error}"),)
-            )
-            self._rejected.extend(problems[: max(0, SHOWN_REJECTED - len(self._rejected))])
+            other = (Problem(f"{type(error).__name__}: {error}"),)
+            problems = error.problems if isinstance(error, RecordError) else other
+            self._rejected.extend(problems[: max(0, _SHOWN_REJECTED - len(self._rejected))])
 
     def _seal(self, unsealed: UnsealedRows) -> None:
         """Write a part; on failure the rows stay, and callers see the failure."""

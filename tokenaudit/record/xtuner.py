@@ -81,7 +81,7 @@ class _Segment(NamedTuple):
 
     task_name: str
     rollout_id: int
-    index: int
+    number: int
 
 
 class _Fingerprint(NamedTuple):

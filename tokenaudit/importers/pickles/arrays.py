@@ -93,9 +93,8 @@ class LazyArray(_Shaped):
             )
             return np.stack([row._numbers(dtype) for row in rows])
         flat = np.frombuffer(self.source.read(self.start, reach * dtype.itemsize), dtype=dtype)
-        return np.lib.stride_tricks.as_strided(
-            flat, self.shape, [step * dtype.itemsize for step in self.strides]
-        ).copy()
+        steps = [step * dtype.itemsize for step in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps).copy()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -170,11 +169,9 @@ def text_of(dtype: Any, content: Any) -> str | None:
 
 def _named_type(dtype: Any) -> tuple[str, str]:
     """The code of a type as numpy names it, empty if it is none, and the order of its bytes."""
-    code = (
-        dtype.arguments[0]
-        if isinstance(dtype, OpaqueObject) and dtype.name == "numpy.dtype" and dtype.arguments
-        else ""
-    )
+    if not isinstance(dtype, OpaqueObject) or dtype.name != "numpy.dtype" or not dtype.arguments:
+        return "", "<"
+    code = dtype.arguments[0]
     if not isinstance(code, str):
         return "", "<"
     is_big = isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"

@@ -27,11 +27,7 @@ _RECONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
 
 @dataclass(slots=True)
 class UnbuiltArray:
-    """A numpy array that was reconstructed empty, until its state is set.
-
-    Attributes:
-        value: the array; None before.
-    """
+    """A numpy array that was reconstructed empty: its value is None until its state is set."""
 
     value: Any = None
 
@@ -42,22 +38,15 @@ def built(value: Any) -> Any:
 
 
 def call(name: str, arguments: tuple[Any, ...], source: Source, rebuild: Rebuild, count: Callable[[int], None]) -> Any:
-    """What a call makes; calls of unknown names become opaque objects.
+    """What a call makes; `rebuild` does the calls of other names, those of unknown ones become opaque objects.
 
-    Args:
-        name: what is called.
-        arguments: with what.
-        source: the file.
-        rebuild: does the call of other names.
-        count: called with how many objects are about to be made.
+    `count` is called with how many objects are about to be made.
 
     Raises:
         PickleFault: arguments that such a call never has.
         SourceError: arguments that can't be read from the file.
     """
-    if name in _CONTAINERS and not arguments:
-        return {}
-    if name == _DEFAULTS and len(arguments) <= 1:
+    if (name in _CONTAINERS and not arguments) or (name == _DEFAULTS and len(arguments) <= 1):
         return {}
     if name in _BYTES and not arguments:
         # protocols before 3 write empty bytes so, and with them every empty array

@@ -59,15 +59,9 @@ class _Memo:
 
 
 class Machine:
-    """Runs one pickle.
+    """Runs one pickle, the `size` bytes of a file from `start` on.
 
-    Args:
-        source: the file it is in.
-        start: byte of the file at which it begins.
-        size: its bytes.
-        limits: its bounds.
-        persistent: gives the object of a persistent id.
-        rebuild: does the call of a name, or returns `NotImplemented`.
+    `persistent` gives the object of a persistent id, `rebuild` does the call of a name or returns `NotImplemented`.
     """
 
     def __init__(

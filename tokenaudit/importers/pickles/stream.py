@@ -16,13 +16,7 @@ _MAX_NAME = 1024
 
 
 class PickleStream:
-    """A pickle inside of a file.
-
-    Args:
-        source: the file.
-        start: where the pickle begins.
-        size: its bytes.
-    """
+    """A pickle inside of a file, of `size` bytes from `start` on."""
 
     def __init__(self, source: Source, start: int, size: int) -> None:
         self._source = source

@@ -1,10 +1,7 @@
 """Read what `torch.save` wrote without torch, and without ever running or importing what a file asks for.
 
-A pickle is a program, so it is interpreted here by an interpreter of our own that knows the few opcodes a plain data
-file needs. Names of classes and functions are never looked up: a handful that rebuild tensors, arrays and containers
-are recognised by name and done here, all others become inert `OpaqueObject`s. Long lists, long texts and tensors are
-lazy: they stay in the file until they are asked for. Everything is bounded: objects, nesting, and what is read by what
-the file can hold.
+Its pickle runs in `machine.py`: names are never looked up. Long lists, long texts and tensors are lazy: they stay in
+the file until they are asked for. Everything is bounded: objects, nesting, and what is read by what the file can hold.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from tokenaudit.importers.pickles.machine import Machine
 from tokenaudit.importers.pickles.source import Source, unreadable
 from tokenaudit.importers.pickles.values import Limits, OpaqueObject, PickleFault
 
-MAX_ENTRIES = 1_000_000
+_MAX_ENTRIES = 1_000_000
 """Entries that an archive may have."""
-MAX_NAME = 4096
+_MAX_NAME = 4096
 
 _KINDS: dict[str, str] = {
     "DoubleStorage": "<f8",
@@ -127,11 +124,10 @@ class TorchFile:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
             raise self.source.fault(f"not a file of torch.save: {error}") from error
-        if len(infos) > MAX_ENTRIES:
+        if len(infos) > _MAX_ENTRIES:
             raise self.source.fault(f"{len(infos)} entries in the archive")
-        pickles = [
-            info.filename for info in infos if info.filename.endswith("data.pkl") and len(info.filename) < MAX_NAME
-        ]
+        names = [info.filename for info in infos if len(info.filename) < _MAX_NAME]
+        pickles = [name for name in names if name.endswith("data.pkl")]
         if len(pickles) != 1:
             raise self.source.fault(f"not a file of torch.save: {len(pickles)} entries named data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
