@@ -100,13 +100,9 @@ class Case:
 
 
 def add_faults(case: Case, findings: Findings, *checks: StructuralCheck, rows: Rows | None = None) -> None:
-    """Add a finding for every row with a structural fault, those of one column in the order of rows.
+    """Add a finding for every row that a structural check finds faulty, those of one column in the order of rows.
 
-    Args:
-        case: the audited log.
-        findings: where they go.
-        checks: what makes a row faulty; neighbours that look at one column have one message.
-        rows: what they look at; None: the rows of the log.
+    Checks that are neighbours and look at one column have one message. They look at `rows`; None: those of the log.
     """
     looked_at = case.table if rows is None else rows
     for _, group in groupby(checks, key=lambda check: check.column):

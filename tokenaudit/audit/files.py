@@ -27,14 +27,7 @@ _VERSIONS = "response_model_steps"
 
 @dataclass(frozen=True, slots=True)
 class FileNote:
-    """What a rule says about a file.
-
-    Attributes:
-        rule: name of the rule.
-        file: the file's name without folders.
-        message: what is the case.
-        severity: how bad it is; None: as bad as the rule says.
-    """
+    """What a rule, given by name, says about a file, named without folders; None: as bad as the rule says."""
 
     rule: str
     file: str
@@ -69,11 +62,7 @@ class FileFacts:
 
 
 def open_for_audit(paths: Sequence[Path]) -> FileFacts:
-    """Open what can be opened of a log.
-
-    Raises:
-        LogError: a path names no file at all.
-    """
+    """Open what can be opened of a log. Raises a `LogError` if a path names no file at all."""
     files = log_files(paths)
     try:
         log = open_log(paths)
@@ -90,8 +79,7 @@ def open_for_audit(paths: Sequence[Path]) -> FileFacts:
 
 
 def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
-    notes: list[FileNote] = []
-    good: list[Path] = []
+    notes, good = list[FileNote](), list[Path]()
     for path in files:
         try:
             open_log([path])
@@ -147,15 +135,7 @@ def _large_parts(files: Sequence[LogFile]) -> Iterator[FileNote]:
 
 
 def large_notes(file: str, row_group: int, rows: int, total_bytes: int, elements: int) -> Iterator[FileNote]:
-    """What to say about the size of a row group.
-
-    Args:
-        file: name of its file.
-        row_group: its index.
-        rows: its rows.
-        total_bytes: its size without compression.
-        elements: elements of its largest column.
-    """
+    """What to say about a row group of so many bytes without compression, and elements of its largest column."""
     if elements > LARGE_LIST_ELEMENTS:
         yield FileNote("input-large-lists", file, f"row group {row_group} holds {elements:,} list elements")
     if total_bytes > LARGE_ROW_GROUP_BYTES:
@@ -164,12 +144,7 @@ def large_notes(file: str, row_group: int, rows: int, total_bytes: int, elements
 
 
 def without_damage(facts: FileFacts, columns: Sequence[str]) -> FileFacts:
-    """The same log without files, or optional columns of files, that can't be decoded.
-
-    Args:
-        facts: the files; reading them has failed.
-        columns: the columns that are read.
-    """
+    """The same log without files, or optional columns of files, whose `columns` can't be decoded."""
     notes = list(facts.notes)
     kept: list[LogFile] = []
     for file in facts.readable.files:
@@ -178,10 +153,8 @@ def without_damage(facts: FileFacts, columns: Sequence[str]) -> FileFacts:
         if needed:
             notes.append(FileNote("input-truncated-file", file.path.name, broken[needed[0]]))
             continue
-        notes += [
-            FileNote("input-unreadable-column", file.path.name, f"column {name!r}: {fault}")
-            for name, fault in broken.items()
-        ]
+        for name, fault in broken.items():
+            notes.append(FileNote("input-unreadable-column", file.path.name, f"column {name!r}: {fault}"))
         kept.append(file._replace(columns=tuple(name for name in file.columns if name not in broken)))
     if not kept:
         return FileFacts(None, facts.named, notes)

@@ -120,11 +120,7 @@ def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[A
 
 
 def rule_named(text: str, rules: Iterable[AuditRule]) -> AuditRule:
-    """The rule with that code or name, in any case.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The rule with that code or name, in any case. Raises a `UsageError` if there is none."""
     known = tuple(rules)
     for rule in known:
         if text.upper() == rule.code or text.lower() == rule.name:

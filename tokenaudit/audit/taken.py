@@ -27,13 +27,7 @@ _PUT, _TAKE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.TAKE]
 
 
 class RecordedTake(NamedTuple):
-    """A response that a take row names.
-
-    Attributes:
-        row: the take row.
-        train_step: the step of the take.
-        put_rows: rows of the response in its last put before; empty where there is none.
-    """
+    """A response that a take row names, and its rows in its last put before; none where there is no such put."""
 
     row: int
     train_step: int

@@ -39,11 +39,7 @@ _LOOKED_AT = 1000
 
 
 def importer_named(name: str) -> Importer:
-    """The importer of a format.
-
-    Raises:
-        SourceError: there is none.
-    """
+    """The importer of a format. Raises a `SourceError` if there is none."""
     importer = IMPORTERS.get(_ALIASES.get(name, name))
     if importer is None:
         raise SourceError(Problem(f"unknown format {shown(name)}", None, nearest_hint(name, IMPORTERS, "formats")))

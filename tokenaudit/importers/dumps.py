@@ -52,11 +52,7 @@ class Dump(NamedTuple):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """A fault inside the block refuses the whole file.
-
-        Raises:
-            SourceError: there was one.
-        """
+        """A fault inside the block refuses the whole file. Raises a `SourceError` if there was one."""
         try:
             yield
         except FieldFault as fault:
@@ -65,11 +61,7 @@ class Dump(NamedTuple):
 
 @contextmanager
 def opened(path: Path, context: Context) -> Iterator[Dump]:
-    """The object in a file, for as long as the block lasts.
-
-    Raises:
-        SourceError: the file can't be read.
-    """
+    """The object in a file, for as long as the block lasts. Raises a `SourceError` if the file can't be read."""
     with TorchFile(path) as file:
         half = file.source.size // 2
         dump = Dump(file.load(), file.source)
@@ -180,11 +172,7 @@ def _whole(values: LazyList | tuple[Any, ...], what: str) -> np.ndarray[Any, Any
 
 
 def read_array(array: Array) -> np.ndarray[Any, Any]:
-    """All of an array.
-
-    Raises:
-        SourceError: it can't be read, or was read too often.
-    """
+    """All of an array. Raises a `SourceError` if it can't be read, or was read too often."""
     return array if isinstance(array, np.ndarray) else array.read()
 
 

@@ -19,11 +19,7 @@ MAX_TOKENS = MAX_ROW_ELEMENTS
 
 
 def integer(data: Mapping[str, Any], name: str, low: int = 0) -> int:
-    """A whole number of at least `low` that fits 63 bits.
-
-    Raises:
-        FieldFault: it is missing or something else.
-    """
+    """A whole number of at least `low` that fits 63 bits. Raises a `FieldFault` if it is missing or something else."""
     value = data.get(name)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -45,11 +41,7 @@ def length(data: Mapping[str, Any], name: str) -> int:
 
 
 def number(value: object, name: str) -> float | None:
-    """A finite number; None where it is missing or not finite.
-
-    Raises:
-        FieldFault: it is something else.
-    """
+    """A finite number; None where it is missing or not finite. Raises a `FieldFault` if it is something else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -62,11 +54,7 @@ def number(value: object, name: str) -> float | None:
 
 
 def objects(value: object, name: str) -> list[dict[str, Any]]:
-    """A list of objects; an absent one is empty.
-
-    Raises:
-        FieldFault: it is something else.
-    """
+    """A list of objects; an absent one is empty. Raises a `FieldFault` if it is something else."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -75,11 +63,7 @@ def objects(value: object, name: str) -> list[dict[str, Any]]:
 
 
 def mapping(value: object, name: str) -> dict[str, Any]:
-    """An object; an absent one is empty.
-
-    Raises:
-        FieldFault: it is something else.
-    """
+    """An object; an absent one is empty. Raises a `FieldFault` if it is something else."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -88,11 +72,7 @@ def mapping(value: object, name: str) -> dict[str, Any]:
 
 
 def int_list(value: object, name: str) -> np.ndarray[Any, Any]:
-    """A flat list of whole numbers (or bools) as an int64 array.
-
-    Raises:
-        FieldFault: it is something else.
-    """
+    """A flat list of whole numbers (or bools) as an int64 array. Raises a `FieldFault` if it is something else."""
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
@@ -103,11 +83,7 @@ def int_list(value: object, name: str) -> np.ndarray[Any, Any]:
 
 
 def pieces(parts: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-    """A list of (value, count) written out, int32.
-
-    Raises:
-        FieldFault: more than `MAX_TOKENS` in all.
-    """
+    """A list of (value, count) written out, int32. Raises a `FieldFault` for more than `MAX_TOKENS` in all."""
     if sum(count for _, count in parts) > MAX_TOKENS:
         raise FieldFault("a response too long", f"responses of up to {MAX_TOKENS} tokens are read")
     return np.repeat(

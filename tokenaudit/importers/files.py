@@ -203,13 +203,16 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
     try:
         schema = pq.read_schema(path)
         names = chosen(schema)
+        # columns that hold others inside have none of their own name in the file
+        texts = [f.name for f in schema if f.name in names and any(is_one(f.type) for is_one in _TEXTS)]
         # a long text that every row repeats would otherwise be there once for each of them
-        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=_texts(schema, names)) as parquet:
+        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=texts) as parquet:
             number = 0
             for group in range(parquet.num_row_groups):
                 size = _rows_at_once(parquet.metadata.row_group(group), names, path)
                 for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
-                    for row in _rows(batch, path):
+                    for values in zip(*(_values(column, path) for column in batch.columns), strict=True):
+                        row = dict(zip(batch.schema.names, values, strict=True))
                         yield SourceRecord(row, f"{path}, row {number}")
                         number += 1
         context.advance(path.stat().st_size)
@@ -218,32 +221,16 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
         raise SourceError(Problem(what, str(path), "copy the file again")) from error
 
 
-def _texts(schema: pa.Schema, names: Collection[str]) -> list[str]:
-    """The columns of texts or bytes; columns that hold others inside have none of their own name in the file."""
-    chosen = [field for field in schema if field.name in names]
-    return [field.name for field in chosen if any(is_one(field.type) for is_one in _TEXTS)]
-
-
 def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], path: Path) -> int:
     """Rows of a row group that are decoded at once, by their size in the footer."""
     rows = max(group.num_rows, 1)
     columns = [group.column(index) for index in range(group.num_columns)]
-    read = [column for column in columns if _top(column.path_in_schema, names)]
+    read = [column for column in columns if f"{column.path_in_schema}.".startswith(tuple(f"{name}." for name in names))]
     elements = max((column.num_values // rows for column in read), default=0)
     if elements > MAX_TOKENS:
         raise _too_long(elements, path)
     width = max((column.total_uncompressed_size // rows for column in read), default=0)
     return max(1, min(_ROWS_AT_ONCE, _ELEMENTS_AT_ONCE // max(elements, 1), _BYTES_AT_ONCE // max(width, 1)))
-
-
-def _top(leaf: str, names: Collection[str]) -> bool:
-    return any(leaf == name or leaf.startswith(f"{name}.") for name in names)
-
-
-def _rows(batch: pa.RecordBatch, path: Path) -> Iterator[dict[str, Any]]:
-    columns = [_values(column, path) for column in batch.columns]
-    for values in zip(*columns, strict=True):
-        yield dict(zip(batch.schema.names, values, strict=True))
 
 
 def _values(column: pa.Array, path: Path) -> Iterator[Any]:

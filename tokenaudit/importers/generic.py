@@ -50,8 +50,9 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
                 row = _row(data, context)
             if row is None:
                 continue
-            key = _key(row)
             event_id = row.pop("event_id", None)
+            key = (row.get("task_name"), row.get("group_id"), row.get("train_step"))
+            key = key if event_id is None else ("event", event_id)
             if put is not None and (key != put_key or row.get("event", "put") != "put"):
                 yield put
                 put = None
@@ -62,7 +63,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
             row.setdefault("rollout_id", rollout_id)
             rollout_id += 1
             if put is None:
-                put_key = key if event_id is None else ("event", event_id)
+                put_key = key
                 put = ImportedPut(row["train_step"], context.task(row.get("task_name")), row["group_id"], [], where)
             put.rows.append(row)
     if put is not None:
@@ -71,12 +72,6 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         context.limit(Lack.TIMELINE)
     for theirs, ours in missing.items():
         context.limit(f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown")
-
-
-def _key(row: Row) -> object:
-    if row.get("event_id") is not None:
-        return ("event", row["event_id"])
-    return (row.get("task_name"), row.get("group_id"), row.get("train_step"))
 
 
 def _row(data: dict[str, Any], context: Context) -> Row:

@@ -5,14 +5,14 @@ Lacks what was dropped, filtered or left over; versions are those of generation 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, trained_responses
 from tokenaudit.importers.dumps import Dump, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces, stable_id, version_columns
@@ -34,13 +34,9 @@ def _is_eval(path: Path) -> bool:
     return path.name.startswith("eval_")
 
 
-def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    for path in files:
-        if not _is_eval(path):
-            yield from _read_batch(path, context)
-
-
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
+    if _is_eval(path):
+        return
     with opened(path, context) as dump:
         with dump.all_or_nothing():
             fields = fields_of(dump.value, "the dump")
@@ -146,7 +142,7 @@ IMPORTER = Importer(
     title="slime and miles batches (--save-debug-rollout-data, --dump-details)",
     files="rollout_data/<rollout_id>.pt",
     looks_like=lambda path, keys: path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_eval(path),
-    read=_read,
+    read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
     reads=(*USUAL_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),

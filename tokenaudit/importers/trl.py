@@ -32,14 +32,13 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         row = unversioned_row(next(rollout_ids), sum(scored) if scored else None)
         return Response(step, GroupKey(context.task(None), prompts.group_of(data["prompt"])), row)
 
+    def columns(schema: pa.Schema) -> list[str]:
+        # completions are never read
+        return [field.name for field in schema if pa.types.is_floating(field.type) or field.name in _NO_REWARDS]
+
     for path in files:
-        yield from trained_batches(parquet_records(path, _columns, context), response, str(path), context)
+        yield from trained_batches(parquet_records(path, columns, context), response, str(path), context)
         prompts.end()
-
-
-def _columns(schema: pa.Schema) -> list[str]:
-    """Step, prompt and number columns; completions are never read."""
-    return [field.name for field in schema if pa.types.is_floating(field.type) or field.name in _NO_REWARDS]
 
 
 IMPORTER = Importer(

@@ -63,9 +63,20 @@ def put_rows(
     rows: list[Row] = []
     for index, response in enumerate(group):
         where = f"response {index} of group {shown(group_id)}"
-        row = {"status": Status.COMPLETED.value} | _present(response, where) | shared
+        given: Row = {
+            name: _copied(name, value, where) if name in TOKEN_COLUMNS else value
+            for name, value in response.items()
+            if value is not None
+        }
+        row = {"status": Status.COMPLETED.value} | given | shared
         rows.append(row)
-        problems.extend(_unknown(response, where))
+        problems += [
+            Problem(
+                f"{shown(name)} is no column of a response", where, nearest_hint(str(name), RESPONSE_COLUMNS, "names")
+            )
+            for name in response
+            if name not in RESPONSE_COLUMNS
+        ]
         problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
         if "rollout_id" not in row:
             problems.append(Problem("rollout_id is missing", where, "number the responses of a task"))
@@ -77,11 +88,7 @@ def put_rows(
 
 
 def event_row(event: EventKind, **values: int | str | None) -> Row:
-    """The row of an event other than a put.
-
-    Raises:
-        RecordError: a value of a wrong type.
-    """
+    """The row of an event other than a put. Raises a `RecordError` for a value of a wrong type."""
     row: Row = {"event": event.value} | values
     problems = list(_problems(row, f"the {event.value}"))
     if problems:
@@ -104,20 +111,8 @@ def converted(row: Row) -> Row:
     return row
 
 
-def _present(response: Mapping[str, Any], where: str) -> Row:
-    return {
-        name: _copied(name, value, where) if name in TOKEN_COLUMNS else value
-        for name, value in response.items()
-        if value is not None
-    }
-
-
 def _copied(name: str, values: Any, where: str) -> Any:
-    """A copy that the caller's later changes don't reach.
-
-    Raises:
-        RecordError: values that can't be copied.
-    """
+    """A copy that the caller's later changes don't reach. Raises a `RecordError` for values that can't be copied."""
     if isinstance(values, list | tuple):
         packed = _packed(name, values)
         return tuple(values) if packed is None else packed
@@ -142,13 +137,6 @@ def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, A
     except (TypeError, ValueError, struct.error):
         pass
     return None
-
-
-def _unknown(response: Mapping[str, Any], where: str) -> Iterator[Problem]:
-    for name in response:
-        if name not in RESPONSE_COLUMNS:
-            hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
-            yield Problem(f"{shown(name)} is no column of a response", where, hint)
 
 
 def _problems(values: Row, where: str) -> Iterator[Problem]:

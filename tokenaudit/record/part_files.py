@@ -104,11 +104,7 @@ class PartFolder:
         self._number = _number(parts[-1]) if parts else 0
 
     def seal(self, table: pa.Table) -> Path:
-        """Write the next part.
-
-        Raises:
-            OSError: it can't be written; the number stays free.
-        """
+        """Write the next part. Raises an `OSError` if it can't be written; the number stays free."""
         path = self.path / f"part-{self._number + 1:06}.parquet"
         if path.exists():
             raise FileExistsError(f"{path.name} is there already: another recorder writes to this folder")

@@ -139,11 +139,7 @@ def last_element(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def tensor_shape(shape: Any, strides: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The extents and strides of a tensor, checked.
-
-    Raises:
-        PickleFault: they are none.
-    """
+    """The extents and strides of a tensor, checked. Raises a `PickleFault` if they are none."""
     if not _are_whole(shape) or not _are_whole(strides) or len(shape) != len(strides) or len(shape) > _MAX_AXES:
         raise PickleFault("a tensor whose shape makes no sense")
     return shape, strides

@@ -65,13 +65,7 @@ class Machine:
     """
 
     def __init__(
-        self,
-        source: Source,
-        start: int,
-        size: int,
-        limits: Limits,
-        persistent: Callable[[Any], Any],
-        rebuild: Rebuild,
+        self, source: Source, start: int, size: int, limits: Limits, persistent: Callable[[Any], Any], rebuild: Rebuild
     ) -> None:
         self._source = source
         self._stream = PickleStream(source, start, size)

@@ -40,11 +40,7 @@ class PickleStream:
         return self._window[at]
 
     def take(self, size: int) -> bytes:
-        """The next bytes.
-
-        Raises:
-            PickleFault: the pickle ends before.
-        """
+        """The next bytes. Raises a `PickleFault` if the pickle ends before."""
         end = self._at + size
         if end > len(self._window):
             self._fill(size)
@@ -71,11 +67,7 @@ class PickleStream:
         return layout.unpack(self.take(layout.size))[0]
 
     def line(self) -> str:
-        """A name that ends with a line feed.
-
-        Raises:
-            PickleFault: it has no end.
-        """
+        """A name that ends with a line feed. Raises a `PickleFault` if it has no end."""
         self._look_ahead(_MAX_NAME)
         end = self._window.find(b"\n", self._at, self._at + _MAX_NAME)
         if end < 0:

@@ -103,11 +103,7 @@ class TorchFile:
             raise self.source.fault("the file asks for more memory than it should") from error
 
     def head(self, size: int) -> bytes:
-        """The beginning of the pickle.
-
-        Raises:
-            SourceError: the file is damaged.
-        """
+        """The beginning of the pickle. Raises a `SourceError` if the file is damaged."""
         start, length = self._pickle_span()
         return self.source.read(start, min(size, length))
 
@@ -131,7 +127,7 @@ class TorchFile:
         if len(pickles) != 1:
             raise self.source.fault(f"not a file of torch.save: {len(pickles)} entries named data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
-        return {info.filename: _entry(info) for info in infos}
+        return {info.filename: _Entry(info.header_offset, info.file_size, _is_plain(info)) for info in infos}
 
     def _span(self, name: str) -> tuple[int, int]:
         """Where the bytes of an entry lie in the file; only uncompressed ones, so that none is larger than the file."""
@@ -186,6 +182,5 @@ class TorchFile:
         return LazyArray(self.source, start + offset * width, kind, shape, strides)
 
 
-def _entry(info: zipfile.ZipInfo) -> _Entry:
-    is_plain = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
-    return _Entry(info.header_offset, info.file_size, is_plain)
+def _is_plain(info: zipfile.ZipInfo) -> bool:
+    return info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
