@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenaudit.audit.session import audit_log
     from tokenaudit.compare.session import diff_results
-    from tokenaudit.contracts.errors import TokenauditError
+    from tokenaudit.contracts.errors import ConfigError, RecordError, TokenauditError
     from tokenaudit.gate.session import gate_result
     from tokenaudit.record.recorder import Recorder
     from tokenaudit.render.frames import rows_frame, steps_frame
@@ -35,11 +35,15 @@ _HOMES = {
     "steps_frame": "tokenaudit.render.frames",
     "rows_frame": "tokenaudit.render.frames",
     "Recorder": "tokenaudit.record.recorder",
+    "RecordError": "tokenaudit.contracts.errors",
+    "ConfigError": "tokenaudit.contracts.errors",
     "TokenauditError": "tokenaudit.contracts.errors",
 }
 """The module of every public name; none of them is the name of a room."""
 
 __all__ = [
+    "ConfigError",
+    "RecordError",
     "Recorder",
     "TokenauditError",
     "__version__",

@@ -37,13 +37,7 @@ class FileNote:
 
 @dataclass(slots=True)
 class FileFacts:
-    """The files of a log.
-
-    Attributes:
-        log: the part that can be read; None if there is none.
-        named: files that the arguments name.
-        notes: what is wrong with them.
-    """
+    """The part of a log that can be read, how many files the arguments name, and what is wrong with them."""
 
     log: Log | None
     named: int

@@ -60,16 +60,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing a rule found.
-
-    Attributes:
-        code: the rule's code.
-        name: the rule's name.
-        severity: how bad it is.
-        subject: what it is about.
-        message: what is the case, with numbers.
-        is_new: whether a baseline doesn't know it; True without a baseline.
-    """
+    """One thing that the rule of this code and name found; `is_new` unless a baseline knows it."""
 
     code: str
     name: str

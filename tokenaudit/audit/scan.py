@@ -42,15 +42,9 @@ _INTEGERS = (
 
 
 class Scanned(NamedTuple):
-    """One batch, reduced.
+    """One batch, reduced: numbers per row, by name, and names of tasks and finish reasons by their codes in the batch.
 
-    Attributes:
-        path: its file.
-        first_row: its first row in that file.
-        arrays: per row, by name; see `tokenaudit.audit.table`.
-        tasks: task names by code in the batch.
-        reasons: finish reasons by code in the batch.
-        texts: unknown events and statuses, by column and row of the batch; the first few.
+    `first_row` is its first row in its file. `texts` are the first few unknown events and statuses, by column and row.
     """
 
     path: Path

@@ -112,12 +112,9 @@ class Misfit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainedMasks:
-    """All masks that the trainer used.
+    """The masks that the trainer used: how many, those that differ from the recomputed mask, those of another length.
 
-    Attributes:
-        responses: responses that have one and whose step and versions are known.
-        wrong: those with runs that differ from the recomputed mask.
-        misfits: masks on take rows that aren't as long as the response.
+    Counted are those whose response has a known step and known versions.
     """
 
     responses: int = 0

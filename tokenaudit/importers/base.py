@@ -81,12 +81,7 @@ class ImportedPut:
 
 @dataclass(frozen=True, slots=True)
 class ImportedEvent:
-    """An event other than a put, as log columns.
-
-    Attributes:
-        values: its columns.
-        where: file and line.
-    """
+    """An event other than a put, as log columns, and the file and line it comes from."""
 
     values: Row
     where: str

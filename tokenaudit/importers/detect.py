@@ -12,23 +12,11 @@ from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, tinke
 from tokenaudit.importers.base import Importer, Problems
 from tokenaudit.importers.files import first_compressed, first_keys, source_files
 
-IMPORTERS: dict[str, Importer] = {
-    importer.name: importer
-    for importer in (
-        xtuner.BATCHES,
-        xtuner.BUFFER,
-        xtuner.TRAJECTORIES,
-        areal.IMPORTER,
-        prime_rl.IMPORTER,
-        slime.IMPORTER,
-        verl.TEXTS,
-        verl.QUEUE,
-        nemo_rl.IMPORTER,
-        tinker.IMPORTER,
-        trl.IMPORTER,
-        generic.IMPORTER,
-    )
-}
+_IMPORTERS = (
+    xtuner.BATCHES, xtuner.BUFFER, xtuner.TRAJECTORIES, areal.IMPORTER, prime_rl.IMPORTER, slime.IMPORTER, verl.TEXTS,
+    verl.QUEUE, nemo_rl.IMPORTER, tinker.IMPORTER, trl.IMPORTER, generic.IMPORTER,
+)  # fmt: skip
+IMPORTERS: dict[str, Importer] = {importer.name: importer for importer in _IMPORTERS}
 """Formats by name, in the order in which files are matched with them."""
 
 _ALIASES = {"miles": "slime"}

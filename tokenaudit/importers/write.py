@@ -35,16 +35,7 @@ _SHOWN_RESETS = 5
 
 @dataclass(slots=True)
 class Imports:
-    """What was imported.
-
-    Attributes:
-        events: events by kind.
-        responses: responses of all puts.
-        tokens: their tokens.
-        precisions: responses by version precision.
-        train_steps: first and last train step.
-        limits: what the source leaves out.
-    """
+    """What was imported: events by kind, responses by version precision, first and last train step, what is missing."""
 
     events: Counter[str] = field(default_factory=Counter)
     responses: int = 0

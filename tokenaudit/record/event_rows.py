@@ -70,13 +70,10 @@ def put_rows(
         }
         row = {"status": Status.COMPLETED.value} | given | shared
         rows.append(row)
-        problems += [
-            Problem(
-                f"{shown(name)} is no column of a response", where, nearest_hint(str(name), RESPONSE_COLUMNS, "names")
-            )
-            for name in response
-            if name not in RESPONSE_COLUMNS
-        ]
+        for name in response:
+            if name not in RESPONSE_COLUMNS:
+                hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
+                problems.append(Problem(f"{shown(name)} is no column of a response", where, hint))
         problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
         if "rollout_id" not in row:
             problems.append(Problem("rollout_id is missing", where, "number the responses of a task"))

@@ -33,14 +33,7 @@ _ONE_OBJECT = "give one JSON object a line"
 
 
 class JsonLine(NamedTuple):
-    """One line: its number from 1, and its object or what is wrong with it.
-
-    Attributes:
-        number: the line, counted from 1.
-        data: the object; empty where there is a problem.
-        problem: why the line can't be read; None if it can.
-        bytes: length of the line.
-    """
+    """One line: its number from 1, its object, empty where there is a problem, and its length in bytes."""
 
     number: int
     data: dict[str, Any]
@@ -49,11 +42,7 @@ class JsonLine(NamedTuple):
 
 
 def json_lines(stream: IO[bytes], source: str) -> Iterator[JsonLine]:
-    """The objects of a stream of JSON lines; empty lines are passed over.
-
-    Args:
-        stream: the bytes.
-        source: name of the stream, for messages.
+    """The objects of a stream of JSON lines, named `source` in messages; empty lines are passed over.
 
     Raises:
         OSError: the stream can't be read.
@@ -96,12 +85,7 @@ def _parsed(line: bytes, where: str) -> tuple[dict[str, Any], Problem | None]:
 
 
 class Recorded(NamedTuple):
-    """What became of a stream of lines.
-
-    Attributes:
-        events: events recorded.
-        problems: what was wrong with the other lines: the first ones, then how many there were.
-    """
+    """Events recorded from a stream, and what was wrong with other lines: the first ones, then how many there were."""
 
     events: int
     problems: tuple[Problem, ...]

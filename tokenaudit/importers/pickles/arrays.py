@@ -48,14 +48,9 @@ class _Shaped:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LazyArray(_Shaped):
-    """A tensor in a file.
+    """A tensor whose numbers begin at a byte of a file; strides are elements from one index of an axis to the next.
 
-    Attributes:
-        source: the file.
-        start: byte at which its numbers begin.
-        kind: their type, as numpy names it, or `BFLOAT16`.
-        shape: its extents.
-        strides: elements from one index of an axis to the next.
+    Its kind is the type of its numbers as numpy names it, or `BFLOAT16`.
     """
 
     source: Source
@@ -99,14 +94,7 @@ class LazyArray(_Shaped):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Latin1Array(_Shaped):
-    """An array whose bytes are written as a Latin-1 text, as protocols before 3 write them.
-
-    Attributes:
-        content: its bytes.
-        kind: the type of its numbers, as numpy names it.
-        shape: its extents.
-        order: "C" or "F".
-    """
+    """An array whose bytes are written as a Latin-1 text, as protocols before 3 write them; its order is "C" or "F"."""
 
     content: LazyBytes
     kind: str

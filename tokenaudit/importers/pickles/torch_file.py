@@ -54,13 +54,6 @@ class _Entry(NamedTuple):
 class TorchFile:
     """A file of `torch.save`; use it as a context manager, and as long as values from it are wanted.
 
-    Args:
-        path: the file.
-        limits: bounds of its pickle.
-
-    Attributes:
-        source: the open file.
-
     Raises:
         SourceError: it isn't such a file, or is damaged.
     """

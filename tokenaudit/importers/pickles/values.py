@@ -52,13 +52,7 @@ class GlobalName:
 
 @dataclass(slots=True, repr=False)
 class OpaqueObject:
-    """An object of a class that isn't known here: what it was made from, and the state it was given.
-
-    Attributes:
-        name: the class, such as `package.module.Class`.
-        arguments: what it was called with.
-        state: what was set on it afterwards; None if nothing was.
-    """
+    """An object of an unknown class, `package.module.Class`: what it was called with, and the state set afterwards."""
 
     name: str
     arguments: tuple[Any, ...] = ()
