@@ -15,7 +15,7 @@ import pytest
 
 import tokenaudit
 from tests.test_rooms import PACKAGE, ROOMS
-from tokenaudit.config.overrides import override_texts
+from tokenaudit.config.toml import override_texts
 from tokenaudit.contracts.errors import ConfigError, ResultError, RuleError, UsageError
 from tokenaudit.log.cache import DigestCache
 from tokenaudit.replay.request import RunOptions, RunRequest, TimelineKind

@@ -19,7 +19,7 @@ from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, trained_masks
 from tokenaudit.config.loading import DEFAULT, Settings, check_overridden_tasks
 from tokenaudit.config.model import Config
-from tokenaudit.config.overrides import OVERRIDE
+from tokenaudit.config.toml import OVERRIDE
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
 from tokenaudit.log.digest import Digest

@@ -16,19 +16,16 @@ import typer
 from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.audit import audit
-from tokenaudit.cli.compact import compact
+from tokenaudit.cli.convert import compact, workload
+from tokenaudit.cli.describe import explain, inspect, lint
 from tokenaudit.cli.diff import diff
-from tokenaudit.cli.explain import explain
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.help import help_
 from tokenaudit.cli.import_ import import_
-from tokenaudit.cli.inspect import inspect
-from tokenaudit.cli.lint import lint
 from tokenaudit.cli.mask import mask
 from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
 from tokenaudit.cli.simulate import simulate
-from tokenaudit.cli.workload import workload
 from tokenaudit.contracts.errors import Problem, TokenauditError
 from tokenaudit.contracts.schema import SCHEMA_VERSION
 

@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenaudit.config.model import Config, dotted_items, leaves, parse_config
-from tokenaudit.config.overrides import OVERRIDE, override_data, override_source
-from tokenaudit.config.toml import dotted, parse_toml, read_start, read_toml, shown
+from tokenaudit.config.toml import (
+    OVERRIDE,
+    dotted,
+    override_data,
+    override_source,
+    parse_toml,
+    read_start,
+    read_toml,
+    shown,
+)
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
 
 FILE_NAME = "tokenaudit.toml"

@@ -1,19 +1,28 @@
-"""TOML: how keys and values are spelled, and how a file, hostile or not, is read, with the place of what is wrong."""
+"""TOML: how keys and values are spelled, how a file, hostile or not, is read, and what `-s key=value` sets.
+
+Faults are reported with their place.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from enum import Enum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
+from tokenaudit.contracts.errors import shown as short
 from tokenaudit.contracts.files import read_bounded
 
-MOST_DOTS = 64
+OVERRIDE = "-s"
+"""The origin of a value that an override sets, and the option of the command line."""
+
+_MOST_DOTS = 64
 """Dots in a key above which it is refused."""
 _MOST_BYTES = 2**20
 _MOST_CHARACTERS = 60
@@ -74,7 +83,7 @@ def read_toml(path: Path, source: str) -> dict[str, Any]:
 def _is_deep_table(line: str) -> bool:
     """Whether an inline table may hold a key of very many parts."""
     bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", line)
-    return "{" in bare and bare.count(".") > MOST_DOTS
+    return "{" in bare and bare.count(".") > _MOST_DOTS
 
 
 def parse_toml(content: bytes, source: str) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         what = f"the config file is not UTF-8 text (byte {error.start})"
         raise ConfigError(Problem(what, source, "a config is TOML, saved as UTF-8")) from error
-    if any(line.partition("=")[0].count(".") > MOST_DOTS or _is_deep_table(line) for line in text.split("\n")):
+    if any(line.partition("=")[0].count(".") > _MOST_DOTS or _is_deep_table(line) for line in text.split("\n")):
         # Reading such keys takes time and memory that grow with the square of their length.
         raise ConfigError(Problem("a key of more than 64 parts", source, "no key of a config has more than four"))
     try:
@@ -127,3 +136,109 @@ def _not_toml(text: str, source: str, error: Exception) -> Problem:
         lines = text.rstrip("\n").split("\n")
         line, column = len(lines), len(lines[-1]) + 1
     return Problem(f"not TOML: {message}", f"{source}, line {line}, column {column}", hint)
+
+
+def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+    """Overrides given as nested tables of Python values, as `key=value` texts.
+
+    Args:
+        overrides: dotted keys such as "policy.max_staleness" to values, or to tables of them; keys inside of a table
+            are names, whatever characters they hold.
+
+    Raises:
+        ConfigError: values that TOML can't spell; holds all of them.
+    """
+    problems: list[Problem] = []
+    texts: list[str] = []
+    for key, value in _items(overrides):
+        try:
+            texts.append(f"{key}={_toml(value)}")
+        except TypeError:
+            what = f"{key} is {short(value)}, which no config can hold"
+            hint = 'values are switches, numbers, texts and lists; "off" stands for no token rule'
+            problems.append(Problem(what, f"{OVERRIDE} {key}", hint))
+    if problems:
+        raise ConfigError(problems)
+    return texts
+
+
+def _items(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables."""
+    for name, value in table.items():
+        key = f"{above}.{dotted([str(name)])}" if above else str(name)
+        if isinstance(value, Mapping):
+            yield from _items(value, key)
+        else:
+            yield key, value
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML spells it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case Enum():
+            return _toml(value.value)
+        case str():
+            return quoted(value)
+        case Integral():
+            return str(int(value))
+        case Real():
+            return repr(float(value))
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+    raise TypeError
+
+
+def override_source(text: str) -> str:
+    """What messages call one `key=value`."""
+    return f"{OVERRIDE} {text}".encode(errors="backslashreplace").decode()
+
+
+def override_data(text: str) -> dict[str, Any]:
+    """The nested tables that one `key=value` sets: a dotted TOML key, a TOML value or a bare word.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    source = override_source(text)
+    if source != f"{OVERRIDE} {text}":
+        raise ConfigError(Problem("the option is not UTF-8 text", source))
+    # The first "=" outside of quotes; a quoted part of a key may hold one.
+    parts = re.fullmatch(r"""((?:"(?:[^"\\]|\\.)*"|'[^']*'|[^"'=])*)=(.*)""", text, re.DOTALL)
+    if parts is None:
+        raise ConfigError(Problem('there is no "="', source, "write -s KEY=VALUE"))
+    path = _key_path(parts[1].strip(), source)
+    data: Any = _override_value(parts[2].strip(), source)
+    for part in reversed(path):
+        data = {part: data}
+    return data
+
+
+def _key_path(key: str, source: str) -> list[str]:
+    """The parts of a dotted TOML key."""
+    path = []
+    try:
+        data: Any = None if key.count(".") > _MOST_DOTS else tomllib.loads(f"{key} = 0")
+    except ValueError:
+        data = None
+    while isinstance(data, dict) and len(data) == 1:
+        ((part, data),) = data.items()
+        path.append(part)
+    if data != 0 or "\n" in key:
+        what = f"{quoted(key)} is not a dotted key" if key else 'there is no key before the "="'
+        raise ConfigError(Problem(what, source, "write -s policy.max_staleness=2"))
+    return path
+
+
+def _override_value(text: str, source: str) -> Any:
+    """A TOML value, or a bare word as a string."""
+    try:
+        data = tomllib.loads(f"value = {text}")
+        if data.keys() == {"value"}:
+            return data["value"]
+    except (ValueError, RecursionError):
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", text):
+            return text
+    what = f"{shown(text)} is not a TOML value" if text else 'there is no value after the "="'
+    raise ConfigError(Problem(what, source, 'values are TOML: 2, 0.5, true, "text", ["a", "b"]'))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tokenaudit.config.loading import DEFAULT, LOG_METADATA, Settings, load_settings
 from tokenaudit.config.model import parse_config
-from tokenaudit.config.overrides import OVERRIDE
-from tokenaudit.config.toml import quoted
+from tokenaudit.config.toml import OVERRIDE, quoted
 from tokenaudit.contracts.errors import ConfigError, Problem, RuleError
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.report import LocatedRule, Origin

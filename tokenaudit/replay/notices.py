@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tokenaudit.config.model import Config
-from tokenaudit.config.overrides import OVERRIDE
-from tokenaudit.config.toml import dotted
+from tokenaudit.config.toml import OVERRIDE, dotted
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.schema import EventKind

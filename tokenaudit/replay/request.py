@@ -151,7 +151,7 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
             return {name: _CHOICES[name](value)}
         case "overrides":
             if isinstance(value, Mapping):
-                from tokenaudit.config.overrides import override_texts
+                from tokenaudit.config.toml import override_texts
 
                 value = override_texts(value)
             return {name: tuple(value or ())}

@@ -12,7 +12,7 @@ from typing import Unpack
 
 from tokenaudit.config.loading import LOG_METADATA, Settings, check_overridden_tasks, load_settings
 from tokenaudit.config.model import resolved
-from tokenaudit.config.overrides import OVERRIDE
+from tokenaudit.config.toml import OVERRIDE
 from tokenaudit.contracts.errors import LogError, Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.cache import DigestCache

@@ -1,7 +1,8 @@
-"""`tokenaudit explain`."""
+"""`tokenaudit inspect`, `explain` and `lint`: what a log holds, what happened in a run, and what a config costs."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,9 @@ from tokenaudit.cli.options import (
     CacheOption,
     ConfigOption,
     IsolatedOption,
+    LogPaths,
+    OverviewFormat,
+    OverviewFormatOption,
     QuarantineOption,
     QuietOption,
     SetOption,
@@ -25,6 +29,27 @@ from tokenaudit.contracts.errors import Problem, UsageError
 if TYPE_CHECKING:
     from tokenaudit.config.model import Config
     from tokenaudit.log.digest import Digest
+
+
+def inspect(
+    log: LogPaths,
+    format_: OverviewFormatOption = OverviewFormat.TABLE,
+    cache: CacheOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
+    del quiet, verbose
+    from tokenaudit.log.overview import overview_data
+    from tokenaudit.render.console import console_text
+    from tokenaudit.render.overview import overview_blocks
+    from tokenaudit.replay.session import inspect_log
+
+    view = inspect_log(run_request(log, cache=cache))
+    if format_ is OverviewFormat.JSON:
+        streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
+    else:
+        streams.write_result(console_text(overview_blocks(view)))
 
 
 def explain(
@@ -60,10 +85,10 @@ def explain(
     request = run_request(subject, config=config, overrides=set_, quarantine=quarantine, isolated=isolated, cache=cache)
     loaded = load_log(request)
     note_config(loaded.settings, request)
-    streams.write_result(_told(loaded.digest, loaded.settings.config, group, step))
+    streams.write_result(_explained(loaded.digest, loaded.settings.config, group, step))
 
 
-def _told(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
+def _explained(digest: Digest, config: Config, group: str | None, step: int | None) -> str:
     from tokenaudit.explain.group import group_history
     from tokenaudit.explain.step import step_report
     from tokenaudit.render.console import console_text
@@ -88,3 +113,25 @@ def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:
             raise UsageError(Problem(f"--group {text!r} names no task", None, hint))
         task = tasks[0]
     return task, int(number)
+
+
+def lint(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config in TOML.")],
+    set_: SetOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Say what a config costs that isn't obvious from it. Exit code 0, or 2 for a config that can't be used."""
+    del quiet, verbose
+    from tokenaudit.config.loading import load_settings
+    from tokenaudit.config.warnings import config_warnings
+    from tokenaudit.contracts.errors import printable
+    from tokenaudit.render.blocks import count_text
+
+    settings = load_settings(config_path=config, overrides=set_ or [], working_dir=Path.cwd(), isolated=True)
+    warnings = config_warnings(settings.config)
+    lines: list[str] = []
+    for warning in warnings:
+        lines += [f"{warning.code}: {warning.message}", f"  at: {warning.where}", f"  cost: {warning.cost}"]
+    lines.append(f"{printable(settings.source)}: {count_text(len(warnings), 'warning')}")
+    streams.write_result("".join(f"{line}\n" for line in lines))
