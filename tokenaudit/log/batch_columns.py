@@ -11,13 +11,10 @@ import pyarrow as pa
 
 from tokenaudit.contracts.schema import DEFAULT_TASK, VERSION_RUNS
 from tokenaudit.log import columns as col
-from tokenaudit.log.columns import ABSENT, INT32_MAX, LARGEST, Int64s, Lists
+from tokenaudit.log.columns import ABSENT, INT32_MAX, LARGEST, Columns, Int64s, Lists
 from tokenaudit.log.digest import kind_code, status_code
 from tokenaudit.log.files import LogBatch
 from tokenaudit.log.version_runs import Ones, RecordedRuns, recorded_runs, run_heads
-
-Columns = dict[str, np.ndarray[Any, Any]]
-"""Arrays of one number per row, by name."""
 
 _CHECKED_INTEGERS = (
     "event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size", "response_len", "prior_len",

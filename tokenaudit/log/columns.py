@@ -14,6 +14,8 @@ from tokenaudit.contracts.schema import RUN_FIELDS, ColumnType
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Columns = dict[str, np.ndarray[Any, Any]]
+"""Arrays of one number per row, by name."""
 
 ABSENT = -(2**63)
 """Stands for null in columns of integers: no accepted value equals it."""
@@ -193,6 +195,12 @@ class Lists(NamedTuple):
     lengths: Int64s
     is_null: Bools
     null_element_rows: Int64s
+
+    def elements_of(self, where: Bools) -> np.ndarray[Any, Any]:
+        """The elements of the rows in `where`, one row after the other; no copy where the others have none."""
+        if not self.lengths[~where].any():
+            return self.values
+        return self.values[np.repeat(where, self.lengths)]
 
     @property
     def has_null_element(self) -> Bools:

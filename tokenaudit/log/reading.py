@@ -10,9 +10,9 @@ import numpy as np
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import COLUMNS, DEFAULT_TASK, EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns, Columns
+from tokenaudit.log.batch_columns import BatchColumns
 from tokenaudit.log.batches import map_batches, read_batches
-from tokenaudit.log.columns import ABSENT, Bools, Int64s
+from tokenaudit.log.columns import ABSENT, Bools, Columns, Int64s
 from tokenaudit.log.digest import (
     KIND_CODE,
     PRIOR_UNKNOWN,

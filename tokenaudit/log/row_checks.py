@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns, Columns, RowNumbers
-from tokenaudit.log.columns import ABSENT, Bools, Int64s, Lists
+from tokenaudit.log.batch_columns import BatchColumns, RowNumbers
+from tokenaudit.log.columns import ABSENT, Bools, Columns, Int64s, Lists
 from tokenaudit.log.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, UNKNOWN_CODE
 from tokenaudit.log.faults import BatchFaults, FaultKind
 from tokenaudit.log.structural_checks import (
@@ -116,7 +116,9 @@ class RowChecker:
         check_rows((EVENT_ID_FALLS, *MIXED_EVENT), rows, faults, first=1)
         groups_before = _groups_before(rows, faults)
         is_put = events["kind"] == _PUT
-        responses["continues_ids"] = self._continues_ids(batch.ids, events, responses, is_put)
+        verdicts = responses["continues_ids"] = np.full(len(is_put), UNKNOWN, dtype=np.int8)
+        if batch.ids is not None and self._prefixes is not None:
+            verdicts[is_put] = self._prefixes.verdicts(batch.ids, events, responses, is_put)
         newly_faulty = faults.is_faulty & ~was_faulty
         if newly_faulty.any():
             runs = runs.of(~newly_faulty[is_put & ~was_faulty])
@@ -133,24 +135,6 @@ class RowChecker:
         rows["id_before"] = np.concatenate([reached[:1], reached[:-1]])
         return RowNumbers(rows, {})
 
-    def _continues_ids(
-        self, ids: Lists | None, events: Columns, responses: Columns, is_put: Bools
-    ) -> np.ndarray[Any, Any]:
-        """Whether each put continues the token ids of its response's previous put."""
-        verdicts = np.full(len(is_put), UNKNOWN, dtype=np.int8)
-        if ids is None or self._prefixes is None:
-            return verdicts
-        has_ids = ~ids.is_null & (ids.lengths == responses["tokens"]) & ~ids.has_null_element
-        of_puts = Lists(_elements_of(ids, is_put), ids.lengths[is_put], ids.is_null[is_put], ids.null_element_rows)
-        verdicts[is_put] = self._prefixes.verdicts(
-            events["event_id"][is_put],
-            events["task"][is_put],
-            responses["rollout_id"][is_put],
-            has_ids[is_put],
-            of_puts,
-        )
-        return verdicts
-
 
 def _groups_before(rows: RowNumbers, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
     """The groups of the rows before those that are mixed up with them; `rows` begin one row before the batch."""
@@ -166,10 +150,10 @@ def _put_runs(columns: BatchColumns, numbers: RowNumbers, is_sound: Bools) -> Ru
     model_step = numbers["model_step"][by_token]
     runs = version_runs(
         numbers["tokens"][by_token],
-        _elements_of(versions, by_token),
+        versions.elements_of(by_token),
         versions.lengths[by_token],
         np.where(model_step >= 0, model_step, MISSING_VERSION),
-        _elements_of(mask, by_token),
+        mask.elements_of(by_token),
         mask.lengths[by_token],
         None if versions.lengths[~by_token].any() else columns.version_heads,
         None if mask.lengths[~by_token].any() else columns.mask_ones,
@@ -213,10 +197,3 @@ def _prior_len(versions: Lists, numbers: RowNumbers) -> Int64s:
     is_prefix = ~numbers["has_runs"] & (versions.lengths < tokens)
     is_recorded = (numbers["kind"] == _PUT) & (tokens >= 0) & (recorded != ABSENT)
     return np.where(is_recorded, recorded, np.where(is_prefix, prefix, PRIOR_UNKNOWN))
-
-
-def _elements_of(lists: Lists, where: Bools) -> np.ndarray[Any, Any]:
-    """The elements of the rows in `where`, one row after the other; no copy where the others have none."""
-    if not lists.lengths[~where].any():
-        return lists.values
-    return lists.values[np.repeat(where, lists.lengths)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.log.columns import Int64s, Lists
+from tokenaudit.log.columns import Bools, Columns, Int64s, Lists
 
 UNKNOWN, DIFFERENT, SAME = -1, 0, 1
 """Verdicts: no token ids on both sides; the earlier ids are not a prefix of the later ones; they are."""
@@ -31,22 +31,20 @@ class PrefixMemory:
         self._segments: dict[int, int] = {}
 
     def verdicts(
-        self,
-        event_ids: Int64s,
-        tasks: Int64s,
-        rollout_ids: Int64s,
-        has_ids: np.ndarray[Any, np.dtype[np.bool_]],
-        ids: Lists,
+        self, all_ids: Lists, events: Columns, responses: Columns, is_put: Bools
     ) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """Compare the next put rows, shape [R], with the previous put of their response.
+        """Compare the put rows of the next batch, shape [R], with the previous put of their response.
 
         Args:
-            event_ids: event of each row.
-            tasks: task code of each row.
-            rollout_ids: rollout of each row.
-            has_ids: whether the row's ids count; the others have none to compare.
-            ids: the ids of all rows, flattened.
+            all_ids: the token ids of all its rows; they count where they are as many as the response has tokens.
+            events: its event columns by name; see `row_checks.ReducedBatch`.
+            responses: its response columns by name.
+            is_put: which of its rows are puts.
         """
+        event_ids, tasks = events["event_id"][is_put], events["task"][is_put]
+        rollout_ids = responses["rollout_id"][is_put]
+        has_ids = ~all_ids.is_null & (all_ids.lengths == responses["tokens"]) & ~all_ids.has_null_element
+        has_ids, lengths = has_ids[is_put], all_ids.lengths[is_put]
         before = len(self._lengths)
         previous = np.full(len(event_ids), -1, dtype=np.int64)
         keys = zip(event_ids.tolist(), tasks.tolist(), rollout_ids.tolist(), strict=True)
@@ -59,14 +57,13 @@ class PrefixMemory:
             key = (task, rollout_id, segment)
             previous[row] = self._last.get(key, -1)
             self._last[key] = before + row
-        lengths = np.where(has_ids, ids.lengths, -1)
-        self._lengths = np.concatenate([self._lengths, lengths])
+        self._lengths = np.concatenate([self._lengths, np.where(has_ids, lengths, -1)])
         earlier = np.where(previous >= 0, self._lengths[previous], -1)
         comparable = has_ids & (earlier >= 0)
-        shared = np.where(comparable, np.minimum(earlier, ids.lengths), 0)
-        of_prefix, of_all = _fingerprints(ids, shared)
+        shared = np.where(comparable, np.minimum(earlier, lengths), 0)
+        of_prefix, of_all = _fingerprints(all_ids.elements_of(is_put), lengths, shared)
         self._prints = np.concatenate([self._prints, of_all])
-        same = comparable & (earlier <= ids.lengths)
+        same = comparable & (earlier <= lengths)
         same &= np.where(previous >= 0, self._prints[previous], np.uint64(0)) == of_prefix
         verdict = np.where(same, SAME, DIFFERENT).astype(np.int8)
         verdict[~comparable] = UNKNOWN
@@ -74,14 +71,14 @@ class PrefixMemory:
 
 
 def _fingerprints(
-    ids: Lists, prefix: Int64s
+    ids: np.ndarray[Any, Any], lengths: Int64s, prefix: Int64s
 ) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.uint64]]]:
-    """Fingerprints of the first `prefix` ids of each row, and of all its ids."""
-    starts = np.cumsum(ids.lengths) - ids.lengths
-    positions = np.arange(len(ids.values), dtype=np.uint64) - np.repeat(starts, ids.lengths).astype(np.uint64)
-    mixed = ids.values.astype(np.int64).view(np.uint64) * _FIRST ^ (positions + np.uint64(1)) * _STEP
+    """Fingerprints of the first `prefix` ids of each row, and of all its ids, of which it has `lengths`."""
+    starts = np.cumsum(lengths) - lengths
+    positions = np.arange(len(ids), dtype=np.uint64) - np.repeat(starts, lengths).astype(np.uint64)
+    mixed = ids.astype(np.int64).view(np.uint64) * _FIRST ^ (positions + np.uint64(1)) * _STEP
     mixed = (mixed ^ mixed >> np.uint64(30)) * _FIRST
     mixed = (mixed ^ mixed >> np.uint64(27)) * _SECOND
     mixed ^= mixed >> np.uint64(31)
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-    return sums[starts + prefix] - sums[starts], sums[starts + ids.lengths] - sums[starts]
+    return sums[starts + prefix] - sums[starts], sums[starts + lengths] - sums[starts]
