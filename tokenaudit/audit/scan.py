@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns, RowNumbers
 from tokenaudit.log.columns import Bools, Int64s, Lists
 from tokenaudit.log.digest import KIND_CODE, UNKNOWN_CODE
 from tokenaudit.log.faults import BatchFaults, FaultKind
+from tokenaudit.log.row_checks import BatchColumns, RowNumbers
 from tokenaudit.log.structural_checks import check_runs
 from tokenaudit.log.version_runs import RecordedRuns
 

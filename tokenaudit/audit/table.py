@@ -14,9 +14,9 @@ import numpy as np
 from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.scan import Arrays, Scanned
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, previous_put, segments
+from tokenaudit.log.row_checks import ABSENT
 from tokenaudit.log.structural_checks import has_length
 
 _FILL = {"reward": np.nan, "agentic": False}

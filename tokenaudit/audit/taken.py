@@ -16,11 +16,11 @@ from tokenaudit.audit.table import LogTable
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version, staleness
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.files import Log
+from tokenaudit.log.row_checks import ABSENT
 
 _COLUMN, _SEMANTIC = "trained_mask", "response_mask"
 _PUT, _TAKE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.TAKE]

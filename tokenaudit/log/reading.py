@@ -10,7 +10,6 @@ import numpy as np
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import COLUMNS, DEFAULT_TASK, EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns
 from tokenaudit.log.batches import map_batches, read_batches
 from tokenaudit.log.columns import ABSENT, Bools, Columns, Int64s
 from tokenaudit.log.digest import (
@@ -27,7 +26,7 @@ from tokenaudit.log.digest import (
 )
 from tokenaudit.log.faults import Faults
 from tokenaudit.log.files import Log, LogBatch
-from tokenaudit.log.row_checks import ReducedBatch, RowChecker
+from tokenaudit.log.row_checks import BatchColumns, ReducedBatch, RowChecker
 from tokenaudit.log.token_ids import UNKNOWN
 
 _PUT = KIND_CODE[EventKind.PUT]

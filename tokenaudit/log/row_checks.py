@@ -1,27 +1,186 @@
-"""Check the rows of a batch and reduce its token columns: columns, then faults, then the version runs of sound puts."""
+"""A batch of rows goes forward: its columns as arrays, what is wrong with them, the version runs of sound puts."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from tokenaudit.contracts.schema import EventKind
+from tokenaudit.contracts.schema import DEFAULT_TASK, VERSION_RUNS, EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.batch_columns import BatchColumns, RowNumbers
-from tokenaudit.log.columns import ABSENT, Bools, Columns, Int64s, Lists
-from tokenaudit.log.digest import KIND_CODE, NO_VALUE, PRIOR_ASSUMED, PRIOR_UNKNOWN, UNKNOWN_CODE
-from tokenaudit.log.faults import BatchFaults, FaultKind
-from tokenaudit.log.structural_checks import (
-    EVENT_ID_FALLS,
-    MIXED_EVENT,
-    ROW_CHECKS,
-    TOKEN_CHECKS,
-    check_rows,
-    check_runs,
+from tokenaudit.log import structural_checks as structural
+from tokenaudit.log import version_runs
+from tokenaudit.log.columns import ABSENT, INT32_MAX, LARGEST, Bools, Columns, Int64s, Lists
+from tokenaudit.log.digest import (
+    KIND_CODE,
+    NO_VALUE,
+    PRIOR_ASSUMED,
+    PRIOR_UNKNOWN,
+    UNKNOWN_CODE,
+    kind_code,
+    status_code,
 )
+from tokenaudit.log.faults import BatchFaults, FaultKind
+from tokenaudit.log.files import LogBatch
 from tokenaudit.log.token_ids import UNKNOWN, PrefixMemory
-from tokenaudit.log.version_runs import MISSING_VERSION, Runs, interleaved_runs, merged, version_runs
+from tokenaudit.log.version_runs import MISSING_VERSION, Ones, RecordedRuns, Runs, interleaved_runs, run_heads
+
+_CHECKED_INTEGERS = (
+    "event_id", "train_step", "model_step", "group_id", "rollout_id", "batch_size", "response_len", "prior_len",
+)  # fmt: skip
+
+
+class RowNumbers(dict[str, np.ndarray[Any, Any]]):
+    """What the structural checks look at: arrays of one number per row, by name; see `structural_checks.Rows`.
+
+    Args:
+        arrays: the arrays.
+        texts: columns of names that they were made of.
+    """
+
+    def __init__(self, arrays: Columns, texts: Mapping[str, pa.Array]) -> None:
+        super().__init__(arrays)
+        self._texts = texts
+
+    def text(self, column: str, row: int) -> str:
+        """A value of a column of names, quoted and cut for a message."""
+        return col.text_at(self._texts[column], row)
+
+
+class BatchColumns:
+    """A batch; whoever gets an array from it shares it with others and must not change it.
+
+    Attributes:
+        batch: the batch.
+        rows: rows in it.
+    """
+
+    def __init__(self, batch: LogBatch) -> None:
+        self.batch = batch
+        self.rows = batch.rows
+        self._integers: dict[str, Int64s] = {}
+        self._lists: dict[str, Lists] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.batch.columns
+
+    def array(self, name: str) -> pa.Array | None:
+        """A column as it was read; None where the file lacks it."""
+        return self.batch.columns.get(name)
+
+    def integers(self, name: str) -> Int64s:
+        """A column of integers, `ABSENT` where null; see `columns.integers`."""
+        if name not in self._integers:
+            self._integers[name] = col.integers(self.array(name), self.rows, fill=ABSENT)
+        return self._integers[name]
+
+    def lists(self, name: str) -> Lists:
+        """A list column, flattened; see `columns.lists`."""
+        if name not in self._lists:
+            self._lists[name] = col.lists(self.array(name), self.rows)
+        return self._lists[name]
+
+    @cached_property
+    def kind(self) -> Int64s:
+        """Event kinds by code; see `digest.kind_code`."""
+        return col.text_codes(self.array("event"), self.rows, kind_code)
+
+    @cached_property
+    def status(self) -> Int64s:
+        """Statuses by code; see `digest.status_code`."""
+        return col.text_codes(self.array("status"), self.rows, status_code)
+
+    @cached_property
+    def tasks(self) -> tuple[Int64s, tuple[str, ...]]:
+        """Task of each row as an index into the names behind."""
+        names: dict[str, int] = {}
+
+        def code(text: str | None) -> int:
+            return names.setdefault(DEFAULT_TASK if text is None else text, len(names))
+
+        return col.text_codes(self.array("task_name"), self.rows, code), tuple(names)
+
+    @property
+    def versions(self) -> Lists:
+        """The versions per token."""
+        return self.lists("response_model_steps")
+
+    @property
+    def mask(self) -> Lists:
+        """The semantic masks."""
+        return self.lists("response_mask")
+
+    @cached_property
+    def version_heads(self) -> Int64s:
+        """Where a run of one version begins in the flattened versions; see `version_runs.run_heads`."""
+        return run_heads(self.versions.values, self.versions.lengths)
+
+    @cached_property
+    def mask_ones(self) -> Ones:
+        """The ones of the flattened masks."""
+        return Ones(self.mask.values)
+
+    @cached_property
+    def recorded_runs(self) -> RecordedRuns | None:
+        """The version runs that rows hold in place of token columns."""
+        return version_runs.recorded_runs(self.array(VERSION_RUNS), self.rows)
+
+    @cached_property
+    def tokens(self) -> Int64s:
+        """Tokens per response: response_len, else the ids, else the versions or runs; -1 where a row has none."""
+        recorded, runs = self.integers("response_len"), self.recorded_runs
+        from_ids = col.list_lengths(self.array("response_ids"), self.rows)
+        from_versions = np.where(self.versions.is_null, -1 if runs is None else runs.sums, self.versions.lengths)
+        return np.where(recorded != ABSENT, recorded, np.where(from_ids >= 0, from_ids, from_versions))
+
+    @cached_property
+    def version_spans(self) -> tuple[Int64s, Int64s]:
+        """Oldest and newest version of each row's tokens; `ABSENT` where it lists none."""
+        oldest, newest = np.full(self.rows, ABSENT), np.full(self.rows, ABSENT)
+        filled = np.flatnonzero(self.versions.lengths)
+        if len(filled):
+            values = self.versions.values[self.version_heads]
+            if values.dtype == np.uint64:
+                values = np.minimum(values, np.uint64(LARGEST))
+            # the smallest number stands for null
+            values = np.maximum(values.astype(np.int64), -LARGEST)
+            starts = np.cumsum(self.versions.lengths) - self.versions.lengths
+            first_run = np.searchsorted(self.version_heads, starts[filled])
+            oldest[filled] = np.minimum.reduceat(values, first_run)
+            newest[filled] = np.maximum.reduceat(values, first_run)
+        return oldest, newest
+
+    def numbers(self) -> RowNumbers:
+        """What the structural checks look at.
+
+        A row with recorded runs counts as one without versions and mask; `oldest` and `newest` are left out (`ABSENT`)
+        where all versions of the batch are in range.
+        """
+        runs, tokens = self.recorded_runs, self.tokens
+        has_runs = np.zeros(self.rows, dtype=np.bool_) if runs is None else runs.has_runs
+        versions = self.versions.values[self.version_heads]
+        if len(versions) == 0 or (versions.min() >= 0 and versions.max() <= INT32_MAX):
+            oldest = newest = np.full(self.rows, ABSENT)
+        else:
+            oldest, newest = self.version_spans
+        arrays: Columns = {name: self.integers(name) for name in _CHECKED_INTEGERS}
+        arrays |= {
+            "kind": self.kind,
+            "status": self.status,
+            "task": self.tasks[0],
+            "tokens": np.where(tokens > INT32_MAX, -1, tokens),
+            "has_runs": has_runs,
+            "oldest": oldest,
+            "newest": newest,
+        }
+        for name, lists in (("versions", self.versions), ("mask", self.mask)):
+            arrays[f"{name}_len"] = np.where(lists.is_null | has_runs, -1, lists.lengths)
+            arrays[f"{name}_null"] = lists.has_null_element
+        return RowNumbers(arrays, self.batch.columns)
+
 
 _PUT, _SAMPLE, _TAKE, _SYNC = (
     KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.TAKE, EventKind.SYNC)
@@ -83,8 +242,16 @@ class RowChecker:
         faults = self._faults(columns, numbers)
         is_put = numbers["kind"] == _PUT
         runs = _put_runs(columns, numbers, is_put & ~faults.is_faulty)
-        events, responses = _events(numbers), _responses(columns, numbers)
-        responses["run_count"] = np.zeros(columns.rows, dtype=np.int64)
+        events = _events(numbers)
+        responses: Columns = {
+            "rollout_id": numbers["rollout_id"],
+            "status": numbers["status"],
+            "tokens": numbers["tokens"],
+            "prior_len": _prior_len(columns.versions, numbers),
+            "reward": col.rewards(columns.array("reward"), columns.rows),
+            "agentic": col.flags(columns.array("agentic"), columns.rows),
+            "run_count": np.zeros(columns.rows, dtype=np.int64),
+        }
         responses["run_count"][is_put & ~faults.is_faulty] = runs.counts
         reward = columns.array("reward")
         is_infinite = is_put & np.isnan(responses["reward"])
@@ -96,13 +263,15 @@ class RowChecker:
     def _faults(self, columns: BatchColumns, numbers: RowNumbers) -> BatchFaults:
         """What is wrong with the rows by themselves."""
         faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
-        check_rows(ROW_CHECKS, numbers, faults)
+        structural.check_rows(structural.ROW_CHECKS, numbers, faults)
         recorded, allowed = columns.recorded_runs, self._allow_missing_versions
         if recorded is not None:
             is_beside = ~(columns.versions.is_null & columns.mask.is_null)
-            check_runs(recorded, numbers, is_beside, faults, allow_missing_versions=allowed)
+            structural.check_runs(recorded, numbers, is_beside, faults, allow_missing_versions=allowed)
         skipped = FaultKind.TOO_FEW_VERSIONS if allowed else None
-        check_rows((check for check in TOKEN_CHECKS if check.kind is not skipped), numbers, faults)
+        structural.check_rows(
+            (check for check in structural.TOKEN_CHECKS if check.kind is not skipped), numbers, faults
+        )
         return faults
 
     def check_order(self, batch: ReducedBatch) -> ReducedBatch:
@@ -113,8 +282,11 @@ class RowChecker:
         events["task"] = np.array([*codes, NO_VALUE], dtype=np.int64)[events["task"]]
         was_faulty = faults.is_faulty.copy()
         rows = self._with_row_before(events)
-        check_rows((EVENT_ID_FALLS, *MIXED_EVENT), rows, faults, first=1)
-        groups_before = _groups_before(rows, faults)
+        structural.check_rows((structural.EVENT_ID_FALLS, *structural.MIXED_EVENT), rows, faults, first=1)
+        mixed = np.flatnonzero(faults.where(FaultKind.MIXED_EVENT))
+        mixed = mixed[np.isin(rows["kind"][mixed], (_PUT, _SAMPLE))]
+        # the rows begin one before the batch, so these are the groups of the rows before those that are mixed up
+        groups_before = zip(rows["task"][mixed].tolist(), rows["group_id"][mixed].tolist(), strict=True)
         is_put = events["kind"] == _PUT
         verdicts = responses["continues_ids"] = np.full(len(is_put), UNKNOWN, dtype=np.int8)
         if batch.ids is not None and self._prefixes is not None:
@@ -123,7 +295,7 @@ class RowChecker:
         if newly_faulty.any():
             runs = runs.of(~newly_faulty[is_put & ~was_faulty])
             responses["run_count"][newly_faulty] = 0
-        return batch._replace(runs=runs, groups_before=groups_before)
+        return batch._replace(runs=runs, groups_before=tuple(dict.fromkeys(groups_before)))
 
     def _with_row_before(self, events: Columns) -> RowNumbers:
         """What the order of rows is checked by: the rows of a batch behind the one before them, or behind the first."""
@@ -136,19 +308,12 @@ class RowChecker:
         return RowNumbers(rows, {})
 
 
-def _groups_before(rows: RowNumbers, faults: BatchFaults) -> tuple[tuple[int, int], ...]:
-    """The groups of the rows before those that are mixed up with them; `rows` begin one row before the batch."""
-    mixed = np.flatnonzero(faults.where(FaultKind.MIXED_EVENT))
-    of_group = mixed[np.isin(rows["kind"][mixed], (_PUT, _SAMPLE))]
-    return tuple(dict.fromkeys(zip(rows["task"][of_group].tolist(), rows["group_id"][of_group].tolist(), strict=True)))
-
-
 def _put_runs(columns: BatchColumns, numbers: RowNumbers, is_sound: Bools) -> Runs:
     """The version runs of the put rows in `is_sound`, those without a fault."""
     versions, mask, recorded = columns.versions, columns.mask, columns.recorded_runs
     by_token = is_sound & ~numbers["has_runs"]
     model_step = numbers["model_step"][by_token]
-    runs = version_runs(
+    runs = version_runs.version_runs(
         numbers["tokens"][by_token],
         versions.elements_of(by_token),
         versions.lengths[by_token],
@@ -161,7 +326,7 @@ def _put_runs(columns: BatchColumns, numbers: RowNumbers, is_sound: Bools) -> Ru
     if recorded is None:
         return runs
     has_runs = recorded.has_runs
-    return interleaved_runs(has_runs[is_sound], merged(recorded.runs(is_sound & has_runs)), runs)
+    return interleaved_runs(has_runs[is_sound], version_runs.merged(recorded.runs(is_sound & has_runs)), runs)
 
 
 def _events(numbers: RowNumbers) -> Columns:
@@ -176,18 +341,6 @@ def _events(numbers: RowNumbers) -> Columns:
     events["group_id"] = np.where(of_group, numbers["group_id"], 0)
     events["task"] = np.where(of_group | (kind == _TAKE), numbers["task"], NO_VALUE)
     return events
-
-
-def _responses(columns: BatchColumns, numbers: RowNumbers) -> Columns:
-    """The response columns that the rows alone give."""
-    return {
-        "rollout_id": numbers["rollout_id"],
-        "status": numbers["status"],
-        "tokens": numbers["tokens"],
-        "prior_len": _prior_len(columns.versions, numbers),
-        "reward": col.rewards(columns.array("reward"), columns.rows),
-        "agentic": col.flags(columns.array("agentic"), columns.rows),
-    }
 
 
 def _prior_len(versions: Lists, numbers: RowNumbers) -> Int64s:

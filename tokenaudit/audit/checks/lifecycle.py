@@ -13,9 +13,9 @@ from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
+from tokenaudit.log.row_checks import ABSENT
 
 _COMPLETED, _INIT = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.INIT]
 _SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]

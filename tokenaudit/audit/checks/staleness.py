@@ -20,8 +20,8 @@ from tokenaudit.lifecycle.staleness import (
     staleness,
 )
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.digest import STATUS_CODE
+from tokenaudit.log.row_checks import ABSENT
 
 _EXPIRED = STATUS_CODE[Status.EXPIRED]
 

@@ -12,9 +12,9 @@ from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import structural_checks as faulty
-from tokenaudit.log.batch_columns import RowNumbers
 from tokenaudit.log.columns import ABSENT, Bools
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
+from tokenaudit.log.row_checks import RowNumbers
 
 _PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
 _PILE_SHARE = 0.05

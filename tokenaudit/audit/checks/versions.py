@@ -10,10 +10,10 @@ from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
-from tokenaudit.log.batch_columns import ABSENT
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.faults import FaultKind
+from tokenaudit.log.row_checks import ABSENT
 from tokenaudit.log.structural_checks import NULL_VERSION, TOO_MANY_VERSIONS
 
 _PUT, _SYNC = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SYNC]
