@@ -65,7 +65,7 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     rows, batch = columns.rows, columns.batch
     texts: dict[tuple[str, int], str] = {}
     reasons: dict[str | None, int] = {}
-    arrays: Arrays = {name: columns.integers(name) for name in _INTEGERS if name in columns}
+    arrays: Arrays = {name: columns.integers(name) for name in _INTEGERS if name in columns.batch.columns}
     arrays |= {"kind": columns.kind, "status": columns.status, "task": columns.tasks[0], "tokens": columns.tokens}
     for name, codes in (("event", columns.kind), ("status", columns.status)):
         for row in np.flatnonzero(codes == UNKNOWN_CODE)[:_TEXTS_KEPT].tolist():
@@ -81,12 +81,12 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     arrays |= _mask(columns, arrays.get("prior_len"))
     if columns.recorded_runs is not None:
         _overlay_runs(arrays, columns.recorded_runs, columns)
-    if "response_ids" in columns:
+    if "response_ids" in columns.batch.columns:
         arrays |= _ids(columns.lists("response_ids"), mask, arrays["kind"] == _PUT)
-    if "trained_mask" in columns:
+    if "trained_mask" in columns.batch.columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     for name in ("logprobs", "train_logprobs"):
-        if name in columns:
+        if name in columns.batch.columns:
             arrays |= _logprobs(name, batch.columns[name], rows, mask)
     return Scanned(batch.path, batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
 

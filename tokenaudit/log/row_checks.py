@@ -64,9 +64,6 @@ class BatchColumns:
         self._integers: dict[str, Int64s] = {}
         self._lists: dict[str, Lists] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.batch.columns
-
     def array(self, name: str) -> pa.Array | None:
         """A column as it was read; None where the file lacks it."""
         return self.batch.columns.get(name)
