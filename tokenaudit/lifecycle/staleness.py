@@ -99,14 +99,6 @@ def has_fresh_token(newest_trainable: int | None, oldest: int) -> bool:
     return newest_trainable is not None and newest_trainable >= oldest
 
 
-def expires_by_token(newest_trainable: int | None, oldest: int) -> bool:
-    """Whether a response has trainable tokens and none of them is fresh.
-
-    Never so without tokens or where its semantic mask is all zero: then it has no newest trainable version.
-    """
-    return newest_trainable is not None and newest_trainable < oldest
-
-
 def too_old_from(model_step: int, threshold: int) -> int:
     """The first train step at which a token of version `model_step` has a staleness of `threshold` or more."""
     return model_step + threshold + 1
@@ -168,6 +160,9 @@ def expiry_reason(
 ) -> ExpiryReason | None:
     """Why a response is expired; None for one that isn't.
 
+    By its tokens it expires when it has trainable tokens and none of them is fresh: never so where its semantic mask is
+    all zero. Asked of every member of every group that expires, so no other rule is called from here.
+
     Args:
         status: its status.
         oldest: its smallest version; None without tokens.
@@ -179,9 +174,9 @@ def expiry_reason(
         return _ARRIVED_EXPIRED
     if oldest is None:
         return None
-    if is_too_old(oldest, newest_stale):
+    if oldest <= newest_stale:
         return _SEQUENCE
-    return _TOKEN if expires_by_token(newest_trainable, fresh_from) else None
+    return _TOKEN if newest_trainable is not None and newest_trainable < fresh_from else None
 
 
 def group_reason(reasons: Collection[ExpiryReason | None]) -> ExpiryReason:
