@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.builders import numbered, put, refresh, take, two_steps, write_log
@@ -381,6 +382,28 @@ def test_the_worse_config_fails_against_the_baseline_of_the_good_one(run_cli):
     assert "worst step 27: 304,335 (baseline 79,172); worst task there code: 238,503 (baseline 70,970)" in bad.out
     assert "warning: task math: max_token_staleness 1" in bad.err
     assert "dropped_tokens" not in bad.err
+
+
+def test_a_task_that_is_gone_is_not_judged(tmp_path: Path, run_cli: Run):
+    assert run_cli("gate", SAMPLE, "-c", GOOD, "--write-baseline", "base.json").code == 0
+    only_math = tmp_path / "math.parquet"
+    pq.write_table(pq.read_table(SAMPLE, filters=[("task_name", "=", "math")]), only_math)
+    command = ("gate", only_math, "-c", GOOD, "--baseline", "base.json", "--allow-different-log", "--rule")
+    gone = run_cli(*command, "expired_groups{task=code} <= +5%")
+    assert gone.code == 2
+    assert "not judged  expired_groups{task=code} <= +5%" in gone.out
+    assert "the run has no data of task code; tasks: math" in gone.out
+    accepted = run_cli(*command, "expired_groups{task=code,absent=ok} <= +5%")
+    assert accepted.code == 0
+    assert "the run has no data of task code, which the rule accepts" in accepted.out
+    assert "better" not in accepted.out
+
+
+def test_a_task_that_only_the_config_names_is_not_judged(tmp_path: Path, run_cli: Run):
+    (tmp_path / "typo.toml").write_text(GOOD.read_text().replace("[tasks.code]", "[tasks.coed]"))
+    ran = run_cli("gate", SAMPLE, "-c", "typo.toml", "--rule", "expired_groups{task=coed} <= 0")
+    assert ran.code == 2
+    assert "the run has no data of task coed; did you mean 'code'?" in ran.out
 
 
 def test_the_pre_commit_hook_runs_the_gate():

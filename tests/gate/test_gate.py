@@ -254,6 +254,7 @@ def test_of_a_level_the_worst_step_is_the_last():
 
 
 SHORT = made_result([{"math": {"dropped_tokens": 1}}])
+NO_CODE = made_result([{"code": {"put_groups": 0}}] * 3)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,15 @@ SHORT = made_result([{"math": {"dropped_tokens": 1}}])
             "step 2: the baseline doesn't hold",
         ),
         (RUN, "dropped_tokens{task=code} <= +9", totals_of(), "the baseline doesn't hold dropped_tokens here"),
+        (NO_CODE, "dropped_tokens{task=code} <= 0", None, "the run has no data of task code; tasks: math"),
+        (NO_CODE, "dropped_tokens{task=code} <= +5%", RUN, "the run has no data of task code; tasks: math"),
+        (NO_CODE, "dropped_tokens{task=code,step} <= +5%", RUN, "the run has no data of task code; tasks: math"),
+        (NO_CODE, "shortfall_groups{task=code} <= 0", None, "the run has no data of task code; tasks: math"),
+        (NO_CODE, "dropped_token_rate{task=code} <= 2%", None, "the run has no data of task code; tasks: math"),
+        (NO_CODE, "held_tokens{task=code} <= 0", None, "the run has no data of task code; tasks: math"),
+        (totals_of(), "dropped_tokens{task=code} <= +5%", RUN, "the run has no data of task code; tasks: math"),
+        (RUN, "dropped_tokens{task=code} <= +5%", NO_CODE, "the baseline has no data of task code"),
+        (RUN, "dropped_tokens{task=code,absent=ok} <= +5%", NO_CODE, "the baseline has no data of task code"),
     ],
 )
 def test_what_cannot_be_judged_says_why_and_is_exit_code_2(
@@ -284,6 +294,27 @@ def test_what_cannot_be_judged_says_why_and_is_exit_code_2(
     assert one.outcome is Outcome.NOT_JUDGED
     assert reason in one.reason
     assert report.exit_code() == report.exit_code(exit_zero=True) == COULD_NOT_JUDGE
+
+
+@pytest.mark.parametrize("baseline", [None, RUN, NO_CODE])
+@pytest.mark.parametrize("run", [NO_CODE, totals_of()])
+@pytest.mark.parametrize(
+    "rule", ["dropped_tokens{task=code,absent=ok} <= 0", "dropped_tokens{task=kode,absent=ok} <= 0"]
+)
+def test_absence_of_a_task_passes_where_the_rule_says_so(rule: str, run: Result, baseline: Result | None):
+    one = verdict(run, rule, baseline)
+    assert (one.outcome, one.value) == (Outcome.PASSED, None)
+    assert words(one) == f"the run has no data of task {one.rule.scope.task}, which the rule accepts"
+
+
+def test_a_rule_that_accepts_absence_judges_a_task_that_is_there():
+    assert verdict(RUN, "dropped_tokens{task=code,absent=ok} <= 11").outcome is Outcome.FAILED
+    assert verdict(RUN, "dropped_tokens{task=code,absent=ok} <= 12").outcome is Outcome.PASSED
+
+
+def test_a_task_of_the_config_alone_is_reported_as_lost():
+    report = judged(NO_CODE, "expired_groups <= +0", baseline=RUN)
+    assert [notice.message for notice in report.notices] == ["task code is in the baseline and not in this run"]
 
 
 def test_a_figure_that_the_result_lacks_cannot_be_judged():

@@ -39,7 +39,8 @@ def rules(draw: st.DrawFn) -> Rule:
     is_state = isinstance(figure, Metric) and figure.total is Total.STATE
     task = None if is_state else draw(st.none() | st.text(min_size=1, max_size=12))
     alternatives = draw(st.lists(limits(figure), min_size=1, max_size=3).map(tuple))
-    return Rule(figure, Scope(task, steps), draw(st.sampled_from(Operator)), alternatives, draw(st.sampled_from(Level)))
+    scope = Scope(task, steps, task is not None and draw(st.booleans()))
+    return Rule(figure, scope, draw(st.sampled_from(Operator)), alternatives, draw(st.sampled_from(Level)))
 
 
 @given(rules())
@@ -78,6 +79,7 @@ def test_any_other_text_is_an_error_that_names_a_character(text: str):
         ("seq_staleness_max <= +1", "seq_staleness_max <= +1"),
         ("trained_token_rate >= -0.5pp", "trained_token_rate >= -0.5pp"),
         ("expired_groups{task=math} <= 3", "expired_groups{task=math} <= 3"),
+        ("expired_groups{ absent = ok, step, task=math} <= 3", "expired_groups{task=math,step,absent=ok} <= 3"),
         ('expired_groups{task="a} b"} <= 3', 'expired_groups{task="a} b"} <= 3'),
         ('expired_groups{task="math"} <= 3', "expired_groups{task=math} <= 3"),
         ("dropped_tokens{step} <= 4000", "dropped_tokens{step} <= 4000"),
@@ -108,6 +110,15 @@ def test_rules_have_one_spelling(text: str, printed: str):
         ("dropped_tokens{task=} <= 1", 21, "expected the name of a task", "quoted"),
         ('dropped_tokens{task="\\q"} <= 1', 21, "isn't a TOML string", None),
         ("dropped_tokens{task=a,task=b} <= 1", 23, "a second task", "one rule per task"),
+        ("dropped_tokens{absent=ok} <= 1", 16, "absent=ok belongs to a task", "{task=math,absent=ok}"),
+        (
+            "dropped_tokens{task=a,absnt=ok} <= 1",
+            23,
+            "expected task=NAME or step, or absent=ok",
+            "did you mean 'absent'?",
+        ),
+        ("dropped_tokens{task=a,absent} <= 1", 29, "expected =ok", "no data of the task"),
+        ("dropped_tokens{task=a,absent=no} <= 1", 32, "expected =ok", "no data of the task"),
         ("dropped_tokens{step=5} <= 1", 20, "expected an operator", "step==5"),
         ("dropped_tokens{step>=x} <= 1", 22, "expected the number of a step", None),
         ("dropped_tokens{step <= 1", 25, "expected ',' or '}'", None),

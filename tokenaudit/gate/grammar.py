@@ -2,7 +2,8 @@
 
 A limit without a sign is absolute (`<= 0`, `<= 2%`), one with a sign is relative to a baseline (`<= +2%`, `>= -5%`,
 `<= +1`, and `+0.5pp`, percentage points of a rate). With `or` the looser limit counts. A scope names a task, steps,
-or both: `{task=math}`, `{step}` for every step, `{step>=5,step<=20}`.
+or both: `{task=math}`, `{step}` for every step, `{step>=5,step<=20}`. With `absent=ok` a rule about a task holds where
+the run has no data of that task.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class _Parser:
     def _scope(self) -> Scope:
         task: str | None = None
         steps: list[StepCondition] | None = None
+        absent_at: int | None = None
         while True:
             start = self._skip_spaces()
             word = self._match(_NAME)
@@ -96,13 +98,19 @@ class _Parser:
             elif word == "step":
                 steps = steps or []
                 steps += self._step_condition()
+            elif word == "absent":
+                absent_at = start
+                self._absent_ok()
             elif word == "task":
                 raise self._error("a second task", start, "write one rule per task")
             else:
-                raise self._error("expected task=NAME or step", start, nearest_hint(word or "", _SCOPES, "scopes"))
+                what = "expected task=NAME or step, or absent=ok"
+                raise self._error(what, start, nearest_hint(word or "", _SCOPES, "scopes"))
             self._skip_spaces()
             if self._accept("}"):
-                return Scope(task, None if steps is None else tuple(steps))
+                if absent_at is not None and task is None:
+                    raise self._error("absent=ok belongs to a task", absent_at, "write {task=math,absent=ok}")
+                return Scope(task, None if steps is None else tuple(steps), absent_at is not None)
             if not self._accept(","):
                 raise self._error("expected ',' or '}'")
 
@@ -121,6 +129,14 @@ class _Parser:
         if name is None:
             raise self._error("expected the name of a task", hint='names with other characters are quoted: "a b"')
         return name
+
+    def _absent_ok(self) -> None:
+        self._skip_spaces()
+        if self._accept("="):
+            self._skip_spaces()
+            if self._match(_NAME) == "ok":
+                return
+        raise self._error("expected =ok", hint="absent=ok: the rule holds where the run has no data of the task")
 
     def _step_condition(self) -> list[StepCondition]:
         self._skip_spaces()
@@ -190,7 +206,7 @@ class _Parser:
         return RuleError(Problem(f"{what}, at {rest}", where, hint))
 
 
-_SCOPES = ("task", "step")
+_SCOPES = ("task", "step", "absent")
 
 
 def _limit_fault(figure: Figure, limit: Limit) -> tuple[str, str] | None:

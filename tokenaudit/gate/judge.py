@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -36,7 +36,8 @@ def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None 
         baseline: what relative rules are counted from; `check_baseline` says whether it suits.
 
     Raises:
-        RuleError: a rule names an unknown task, or needs a baseline and there is none; holds all such faults.
+        RuleError: a rule names a task that neither run knows, or needs a baseline and there is none; holds all such
+            faults.
     """
     _check_rules(rules, result, baseline)
     verdicts = [_judge_rule(located, result, baseline) for located in rules or _default_rules(result, baseline)]
@@ -52,7 +53,7 @@ def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateRepo
         RuleError: a rule names an unknown task.
     """
     absolute = [located for located in rules if not located.rule.is_relative]
-    _check_scopes(rules, result)
+    _check_scopes(rules, result.tasks)
     return _report(result, [_judge_rule(located, result, None) for located in absolute], None)
 
 
@@ -112,7 +113,7 @@ def _check_rules(rules: Sequence[LocatedRule], result: Result, baseline: Result 
     if not rules and baseline is None:
         hint = "give --rule, --rules, [gate] in the config, or --baseline"
         raise RuleError(Problem("there is nothing to judge: no rule and no baseline", None, hint))
-    _check_scopes(rules, result)
+    _check_scopes(rules, result.tasks if baseline is None else dict.fromkeys((*result.tasks, *baseline.tasks)))
     problems = [
         Problem(f"{located.rule} needs a baseline", located.origin.place, "--baseline FILE names one")
         for located in rules
@@ -122,14 +123,12 @@ def _check_rules(rules: Sequence[LocatedRule], result: Result, baseline: Result 
         raise RuleError(problems)
 
 
-def _check_scopes(rules: Sequence[LocatedRule], result: Result) -> None:
-    named = [(located.rule.scope.task, located) for located in rules]
+def _check_scopes(rules: Sequence[LocatedRule], tasks: Collection[str]) -> None:
+    named = [(located.rule.scope.task, located) for located in rules if not located.rule.scope.absent_ok]
     problems = [
-        Problem(
-            f"unknown task {task!r} in {located.rule}", located.origin.place, nearest_hint(task, result.tasks, "tasks")
-        )
+        Problem(f"unknown task {task!r} in {located.rule}", located.origin.place, nearest_hint(task, tasks, "tasks"))
         for task, located in named
-        if task is not None and task not in result.tasks
+        if task is not None and task not in tasks
     ]
     if problems:
         raise RuleError(problems)
@@ -154,7 +153,7 @@ def _coverage_notices(result: Result, baseline: Result | None) -> Iterator[Notic
     if baseline is None:
         return
     for task in baseline.tasks:
-        if task not in result.tasks:
+        if not _has_data(result, task) and (task not in result.tasks or _has_data(baseline, task)):
             yield Notice("task-only-in-baseline", f"task {task} is in the baseline and not in this run")
     missing = len(keyed_rows(baseline).keys() - keyed_rows(result).keys())
     if missing:
@@ -185,9 +184,14 @@ class _Sample:
 
 def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
     rule, task = located.rule, located.rule.scope.task
-    if not result.steps or not run_value(result, m.PUT_GROUPS):
+    if not result.steps or not _has_data(result):
         return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
     against = baseline if rule.is_relative else None
+    if task is not None and not _has_data(result, task):
+        outcome = Outcome.PASSED if rule.scope.absent_ok else Outcome.NOT_JUDGED
+        return Verdict(located, outcome, _no_data(rule.scope, task, result))
+    if task is not None and against is not None and task in against.tasks and not _has_data(against, task):
+        return Verdict(located, Outcome.NOT_JUDGED, f"the baseline has no data of task {task}")
     is_by_step = rule.scope.steps is not None
     samples = list(_step_samples(rule, result, against)) if is_by_step else [_run_sample(rule, result, against)]
     judged: list[tuple[_Sample, Verdict]] = []
@@ -217,6 +221,19 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -
         judged=len(judged),
         failed=len(failed),
     )
+
+
+def _has_data(result: Result, task: str | None = None) -> bool:
+    """Whether a group was put; of a task, if named. A task that only the config names has none, and only zeros."""
+    groups = run_value(result, m.PUT_GROUPS, task)
+    return groups is not None and not isinstance(groups, Missing) and groups > 0
+
+
+def _no_data(scope: Scope, task: str, result: Result) -> str:
+    what = f"the run has no data of task {task}"
+    if scope.absent_ok:
+        return f"{what}, which the rule accepts"
+    return f"{what}; {nearest_hint(task, [other for other in result.tasks if _has_data(result, other)], 'tasks')}"
 
 
 def _run_sample(rule: Rule, result: Result, baseline: Result | None) -> _Sample:

@@ -130,10 +130,12 @@ class Scope:
     Attributes:
         task: one task; None: all together.
         steps: None: the run as a whole; else every step that meets all conditions, each by itself.
+        absent_ok: whether the rule holds where the run has no data of the task.
     """
 
     task: str | None = None
     steps: tuple[StepCondition, ...] | None = None
+    absent_ok: bool = False
 
     def has_step(self, train_step: int) -> bool:
         """Whether a step is looked at."""
@@ -145,6 +147,8 @@ class Scope:
             parts.append(f"task={self.task if BARE_TASK.fullmatch(self.task) else quoted(self.task)}")
         if self.steps is not None:
             parts += map(str, self.steps) if self.steps else ["step"]
+        if self.absent_ok:
+            parts.append("absent=ok")
         return f"{{{','.join(parts)}}}" if parts else ""
 
 
