@@ -64,7 +64,7 @@ def rule_table() -> str:
     lines = ["| code | rule | severity | meaning | needs |", "| --- | --- | --- | --- | --- |"]
     for rule in RULES:
         needs = ", ".join(
-            need.replace("|", " or ") if need in set(Fact) else f"`{need.replace('|', '` or `')}`"
+            " or ".join(one if one in set(Fact) else f"`{one}`" for one in need.split("|"))
             for need in map(str, rule.needs)
         )
         lines.append(f"| {rule.code} | `{rule.name}` | {rule.severity} | {rule.meaning} | {needs or 'nothing'} |")
