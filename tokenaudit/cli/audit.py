@@ -83,7 +83,7 @@ def audit(
     """Find what is wrong with recorded versions, masks, groups and steps, and hold the run against its own config.
 
     Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit explain CODE`
-    tells a rule.
+    explains a rule.
     """
     del quiet, verbose
     from tokenaudit.audit.checks import RULES

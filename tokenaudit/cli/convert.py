@@ -36,7 +36,7 @@ def compact(
 ) -> None:
     """Write a log that stores version runs instead of tokens: small, and read in no time.
 
-    Replay, diff, gate, simulate and mask give the same numbers. What is told token by token is gone: audits can't
+    Replay, diff, gate, simulate and mask give the same numbers. What is recorded token by token is gone: audits can't
     look at token ids, log-probabilities, or columns the log schema doesn't know.
     """
     del quiet, verbose

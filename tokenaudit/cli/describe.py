@@ -56,8 +56,8 @@ def explain(
     subject: Annotated[
         list[Path], typer.Argument(metavar="LOG|CODE", help="A log, or the code or name of an audit rule.")
     ],
-    group: Annotated[str | None, typer.Option(metavar="TASK/ID", help="Tell the life of this group.")] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Tell this step of the run.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="TASK/ID", help="Show the life of this group.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Show this step of the run.")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     cache: CacheOption = None,
@@ -66,7 +66,7 @@ def explain(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Tell the life of one group, one step of a run, or what an audit rule means."""
+    """Show the life of one group, one step of a run, or what an audit rule means."""
     del quiet, verbose
     if group is None and step is None:
         if len(subject) == 1 and not subject[0].exists():

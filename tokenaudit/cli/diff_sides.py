@@ -61,7 +61,7 @@ def load_sides(a: Path | None, b: Path | None, request: RunRequest, set_b: Seque
 
 
 def is_result(path: Path) -> bool:
-    """Whether a file is a saved result and no config: told by its name, else by how it begins."""
+    """Whether a file is a saved result and no config: known by its name, else by how it begins."""
     suffix = path.suffix.lower()
     if suffix in (".json", ".toml"):
         return suffix == ".json"
@@ -124,7 +124,7 @@ def _side(loaded: Settings | Result, request: RunRequest, make: RunMaker) -> Sid
 
 
 def _each(*loads: Callable[[], Loaded]) -> list[Loaded]:
-    """All values; the problems of all sides are told at once."""
+    """All values; the problems of all sides are raised at once."""
     problems: list[Problem] = []
     values: list[Loaded] = []
     for load in loads:

@@ -20,7 +20,7 @@ _SHOWN_FILES = 5
 def import_(
     source: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Files or folders of one dump.")] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="Format. Default: told from the files.")
+        str | None, typer.Option("--from", metavar="FORMAT", help="Format. Default: found from the files.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The log to write, a .parquet file.")
@@ -45,7 +45,7 @@ def import_(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the formats and exit.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be read and what can't be told from it; write nothing.")
+        bool, typer.Option("--dry-run", help="Say what would be read and what is missing from it; write nothing.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the log that is there.")] = False,
     quiet: QuietOption = False,
@@ -53,7 +53,7 @@ def import_(
 ) -> None:
     """Turn what another trainer wrote into a rollout log.
 
-    Nothing is written unless all of it could be read. What the source leaves out is kept in the log, and told again
+    Nothing is written unless all of it could be read. What the source leaves out is kept in the log, and reported again
     whenever it is replayed.
     """
     del quiet, verbose

@@ -64,7 +64,7 @@ TokenTimeOption = Annotated[
         min=1,
         max=2**53,
         metavar="N",
-        help="For a log: microseconds per token of every response. Default: told from generate_time_us.",
+        help="For a log: microseconds per token of every response. Default: derived from generate_time_us.",
     ),
 ]
 PromptOrderOption = Annotated[

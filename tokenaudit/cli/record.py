@@ -32,7 +32,7 @@ def record(
 ) -> None:
     """Record events that arrive as JSON lines: sealed part files in a folder, readable at any time.
 
-    A line that can't be recorded is told at the end, and the exit code is 2; all other lines are recorded.
+    A line that can't be recorded is reported at the end, and the exit code is 2; all other lines are recorded.
     """
     del quiet, verbose
     from tokenaudit.record.json_lines import record_lines

@@ -1,4 +1,4 @@
-"""How faults in a config are told: which key, which value, what is allowed, and what was probably meant."""
+"""How faults in a config are reported: which key, which value, what is allowed, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config_problems(error: ValidationError, data: Mapping[str, Any], source: str
         source: what messages call it, such as "async.toml".
     """
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    # One wrong value can be several faults to pydantic, one per allowed type: a path is told once.
+    # One wrong value can be several faults to pydantic, one per allowed type: a path is reported once.
     unknown = {_path(fault["loc"]): fault["type"] == "extra_forbidden" for fault in faults}
     problems = [
         (_unknown_key if is_unknown else _wrong_value)(path, data, source)

@@ -77,14 +77,14 @@ class _Check:
 
 
 def _check_tasks(check: _Check, config: Config, names: Sequence[str | None]) -> list[ConfigWarning]:
-    """Warnings of one check; tasks that would be told the same share one. None stands for [policy]."""
-    told: dict[tuple[str, str], list[str | None]] = {}
+    """Warnings of one check; tasks with the same warning share one. None stands for [policy]."""
+    sharing_tasks: dict[tuple[str, str], list[str | None]] = {}
     for name in names:
         # [policy] is what a task without a section gets.
         policy = config.task_policy(name) if name is not None else _default_policy(config)
         verdict = check.judge(policy, config.timeline.sync_weights_interval)
         if verdict is not None:
-            told.setdefault(verdict, []).append(name)
+            sharing_tasks.setdefault(verdict, []).append(name)
     return [
         ConfigWarning(
             check.code,
@@ -93,7 +93,7 @@ def _check_tasks(check: _Check, config: Config, names: Sequence[str | None]) -> 
             tuple(dict.fromkeys(_key(config, name, key) for name in sharing for key in check.keys)),
             tuple(name for name in sharing if name is not None),
         )
-        for (message, cost), sharing in told.items()
+        for (message, cost), sharing in sharing_tasks.items()
     ]
 
 

@@ -110,7 +110,7 @@ def shown(value: object) -> str:
     """A value of any kind for a message.
 
     Only a few levels of it, so that one that holds itself a million times takes no time. A number of thousands of
-    digits, which Python doesn't print, is told by its type.
+    digits, which Python doesn't print, is shown by its type.
     """
     try:
         return _SHORT.repr(value)[:60]

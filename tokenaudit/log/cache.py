@@ -47,7 +47,7 @@ class DigestCache:
 
     Args:
         folder: where they are kept; it is made when it isn't there.
-        on_note: told what a person should know, such as an entry that is passed over.
+        on_note: called with what a person should know, such as an entry that is passed over.
     """
 
     def __init__(self, folder: Path, on_note: Callable[[str], None]) -> None:

@@ -66,7 +66,7 @@ def write_compact(
 ) -> Compacted:
     """Write a log with version runs; replaying it under any config gives the same numbers.
 
-    Runs end where a mask changes, so that they tell the masks too; runs that the log gives itself stay as they are.
+    Runs end where a mask changes, so that they give the masks too; runs that the log gives itself stay as they are.
 
     Args:
         target: the file.
@@ -75,7 +75,7 @@ def write_compact(
         on_progress: called with the number of rows read so far.
 
     Raises:
-        LogError: only token ids tell what a response continues from, so that they can't be left out.
+        LogError: only token ids show what a response continues from, so that they can't be left out.
     """
     prior_len = _prior_lengths(digest)
     names = [name for name in log.columns if name not in TOKEN_COLUMNS and name not in _REWRITTEN]
@@ -181,7 +181,7 @@ def _run_lists(runs: Runs, rows: Int64s, is_absent: Bools) -> pa.Array:
 
 
 def _prior_lengths(digest: Digest) -> tuple[Int64s, Bools]:
-    """Prior lengths to record, and where none is recorded because the runs themselves will tell.
+    """Prior lengths to record, and where none is recorded because the runs themselves give it.
 
     Token ids that differ from the put before are recorded as a prior length of 0. Ids that agree say no more than
     the versions do, or they can't be left out.

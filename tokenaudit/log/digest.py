@@ -130,7 +130,7 @@ class Digest:
         runs: their version runs.
         faults: structural faults by wording, in rows; empty unless they were quarantined.
         quarantined_groups: groups dropped because a row of theirs is faulty.
-        quarantined_tokens: new tokens in the puts of those groups, as far as their rows tell.
+        quarantined_tokens: new tokens in the puts of those groups, as far as their rows say.
         unscored_rewards: rewards that are not finite and count as unscored.
         log_row: row of the log, all files together, that each response came from, shape [R]; empty if unknown.
     """

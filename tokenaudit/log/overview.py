@@ -16,7 +16,7 @@ from tokenaudit.log.version_runs import MISSING_VERSION
 KIND_INSPECT = "tokenaudit.inspect"
 OVERVIEW_SCHEMA_VERSION = 1
 QUANTILES = (0, 5, 25, 50, 75, 95, 99, 100)
-"""Percentages of the response lengths that are told, nearest rank."""
+"""Percentages of the response lengths that are known, nearest rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def read_digest(
 
 
 def _needs_ids(log: Log) -> bool:
-    """Whether a put lacks its length or its prior length, so that token ids have to tell."""
+    """Whether a put lacks its length or its prior length, so that token ids have to decide."""
     if "response_ids" not in log.columns:
         return False
     deciding = ("response_len", "prior_len")
@@ -251,7 +251,7 @@ def _concatenated(parts: Sequence[Columns]) -> Columns:
 
 
 def _new_tokens(columns: Columns) -> Int64s:
-    """New tokens of put rows, as far as the rows alone tell: a prior length that isn't recorded counts as 0."""
+    """New tokens of put rows, as far as the rows alone say: a prior length that isn't recorded counts as 0."""
     return np.maximum(columns["tokens"] - np.maximum(columns["prior_len"], 0), 0)
 
 
@@ -315,7 +315,7 @@ def _responses(tables: _Tables) -> Responses:
         agentic=responses["agentic"],
         is_first_put=is_first_put(task, rollout_id, event_id),
         previous=previous_put(task, rollout_id, segment),
-        # Where prior_len is told otherwise, the ids decide nothing and must not tell equal logs apart.
+        # Where prior_len is known otherwise, the ids decide nothing and must not make equal logs differ.
         continues_ids=np.where(responses["prior_len"] == PRIOR_UNKNOWN, responses["continues_ids"], UNKNOWN),
         first_run=np.concatenate([[0], np.cumsum(responses["run_count"])]),
     )

@@ -1,4 +1,4 @@
-"""Whether a response continues the tokens of its previous put, told from token ids without keeping them."""
+"""Whether a response continues the tokens of its previous put, decided by token ids without keeping them."""
 
 from __future__ import annotations
 

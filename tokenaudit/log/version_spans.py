@@ -20,7 +20,7 @@ NEWEST = "model_step_end"
 
 
 def newest_reading(log: Log, digest: Digest) -> Digest | None:
-    """The digest of the newest reading; None where the log tells every version.
+    """The digest of the newest reading; None where the log gives every version.
 
     Args:
         log: an opened log with the column `NEWEST`.

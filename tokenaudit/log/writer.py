@@ -126,7 +126,7 @@ def runs_column(rows: Sequence[Row]) -> pa.Array:
     """Version runs of rows, from `response_len`, `response_model_steps`, `model_step` and `response_mask`.
 
     Null on rows that are no responses; a run without a version has a null `model_step`. Of every run all or none of
-    the tokens are in the loss, so that the runs tell the masks too.
+    the tokens are in the loss, so that the runs give the masks too.
     """
     responses = [row for row in rows if row.get("response_len") is not None]
     nothing = np.zeros(0, dtype=np.int32)

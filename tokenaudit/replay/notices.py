@@ -87,7 +87,7 @@ def span_notice(result: Result, responses: int) -> Notice:
 
 
 def recorded_sync_weights_interval(log: Log) -> int | None:
-    """The K that the log was recorded with, if its metadata tells."""
+    """The K that the log was recorded with, if its metadata says."""
     try:
         value = json.loads(log.config_json or "null")["timeline"]["sync_weights_interval"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -44,7 +44,7 @@ class Coverage:
 
     Attributes:
         quarantined_groups: groups left out because of structural faults.
-        quarantined_tokens: new tokens in their puts, as far as their rows tell.
+        quarantined_tokens: new tokens in their puts, as far as their rows say.
         left_out_puts: puts outside the steps of a simulated timeline.
         stamped_tokens: tokens without a version that got one from `stamp_missing`.
         unscored_rewards: rewards that aren't finite.
