@@ -406,6 +406,22 @@ def test_a_task_that_only_the_config_names_is_not_judged(tmp_path: Path, run_cli
     assert "the run has no data of task coed; did you mean 'code'?" in ran.out
 
 
+def test_a_run_that_crashed_is_not_judged_against_a_whole_one(tmp_path: Path, run_cli: Run):
+    assert run_cli("gate", SAMPLE, "-c", GOOD, "--write-baseline", "base.json").code == 0
+    crashed = tmp_path / "crashed.parquet"
+    pq.write_table(pq.read_table(SAMPLE).slice(0, 1886), crashed)
+    command = ("gate", crashed, "-c", GOOD, "--baseline", "base.json", "--allow-different-log")
+    rule = ("--rule", "dropped_tokens{step} <= +0")
+    ran = run_cli(*command, *rule)
+    assert ran.code == 2
+    assert "the run lacks 27 of the baseline's 30 steps (from 4 to 30); --allow-fewer-steps accepts that" in ran.out
+    assert run_cli(*command, "-q").code == 2
+    accepted = run_cli(*command, *rule, "--allow-fewer-steps", "--format", "json")
+    assert accepted.code == 0
+    assert "accepted with --allow-fewer-steps" in accepted.err
+    assert "accepted with --allow-fewer-steps" in accepted.out
+
+
 def test_the_pre_commit_hook_runs_the_gate():
     hooks = (SAMPLE.parent.parent / ".pre-commit-hooks.yaml").read_text()
     scripts = tomllib.loads((SAMPLE.parent.parent / "pyproject.toml").read_text())["project"]["scripts"]

@@ -275,6 +275,13 @@ NO_CODE = made_result([{"code": {"put_groups": 0}}] * 3)
             "step 2: the baseline doesn't hold",
         ),
         (RUN, "dropped_tokens{task=code} <= +9", totals_of(), "the baseline doesn't hold dropped_tokens here"),
+        (SHORT, "dropped_tokens <= +9", RUN, "the run lacks 2 of the baseline's 3 steps (from 2 to 3)"),
+        (SHORT, "dropped_tokens{step} <= +9", RUN, "the run lacks 2 of the baseline's 3 steps (from 2 to 3)"),
+        (SHORT, "dropped_tokens{step<=2} <= +9", RUN, "the run lacks 1 of the baseline's 3 steps (2)"),
+        (SHORT, "dropped_tokens{step>2} <= +9", RUN, "the run lacks 1 of the baseline's 3 steps (3)"),
+        (SHORT, "dropped_tokens <= +2% or 500", RUN, "the run lacks 2 of the baseline's 3 steps (from 2 to 3)"),
+        (SHORT, "produced_tokens >= -5%", RUN, "--allow-fewer-steps accepts that"),
+        (SHORT, "seq_staleness_max{step} <= 3", None, "there is no value to judge"),
         (NO_CODE, "dropped_tokens{task=code} <= 0", None, "the run has no data of task code; tasks: math"),
         (NO_CODE, "dropped_tokens{task=code} <= +5%", RUN, "the run has no data of task code; tasks: math"),
         (NO_CODE, "dropped_tokens{task=code,step} <= +5%", RUN, "the run has no data of task code; tasks: math"),
@@ -325,8 +332,40 @@ def test_a_figure_that_the_result_lacks_cannot_be_judged():
 
 def test_steps_without_a_value_are_passed_over():
     run = made_result([{}, {"math": {"seq_staleness_max": 2}}])
-    assert verdict(run, "seq_staleness_max{step} <= 2").judged == 1
+    one = verdict(run, "seq_staleness_max{step} <= 2")
+    assert one.judged == 1
+    assert details(one) == ["1 step without a value"]
+    assert details(verdict(run, "seq_staleness_max{step} <= 1"))[-1] == "1 step without a value"
     assert verdict(run, "seq_staleness_max{step} <= +0", run).outcome is Outcome.PASSED
+
+
+def test_steps_that_the_run_lacks_are_accepted_where_that_is_allowed():
+    rules = [LocatedRule(parse_rule(text, "test"), Origin("test")) for text in ("dropped_tokens{step} <= +0",)]
+    report = judge(SHORT, rules, RUN, allow_fewer_steps=True)
+    assert report.exit_code() == PASS
+    (notice,) = report.notices
+    assert (notice.code, "--allow-fewer-steps" in notice.cost) == ("steps-only-in-baseline", True)
+    assert judge(SHORT, [], RUN).exit_code() == COULD_NOT_JUDGE
+    assert judge(SHORT, [], RUN, allow_fewer_steps=True).exit_code() == PASS
+
+
+def test_a_step_that_the_run_has_fails_whatever_others_it_lacks():
+    long = made_result([{"math": {"dropped_tokens": 0}}] * 2)
+    report = judged(SHORT, "dropped_tokens{step} <= +0", baseline=long)
+    assert (report.exit_code(), report.verdicts[0].failed) == (FAIL, 1)
+
+
+def test_absolute_rules_and_steps_out_of_scope_are_judged_whatever_the_run_lacks():
+    report = judged(SHORT, "dropped_tokens <= 1", "dropped_tokens{step<2} <= +0", baseline=RUN)
+    assert [one.outcome for one in report.verdicts] == [Outcome.PASSED] * 2
+
+
+def test_a_step_that_the_run_repeats_less_often_is_lacking():
+    def repeated(times: int) -> Result:
+        made = made_result([{}] * times)
+        return replace(made, steps=[row | {"train_step": 1} for row in made.steps])
+
+    assert "lacks 1 of the baseline's 2 steps (1)" in verdict(repeated(1), "dropped_tokens <= +0", repeated(2)).reason
 
 
 # ---- the report

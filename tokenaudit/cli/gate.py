@@ -84,6 +84,9 @@ def gate(
     allow_different_log: Annotated[
         bool, typer.Option("--allow-different-log", help="Accept a baseline from another log.")
     ] = False,
+    allow_fewer_steps: Annotated[
+        bool, typer.Option("--allow-fewer-steps", help="Accept a run that lacks steps of the baseline.")
+    ] = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 where rules fail; still 2 where nothing could be judged.")
     ] = False,
@@ -140,7 +143,13 @@ def gate(
     if write_baseline is not None:
         report = judge_for_baseline(run.result, located)
     else:
-        report = gate_result(run.result, located, baseline=baseline, allow_different_log=allow_different_log)
+        report = gate_result(
+            run.result,
+            located,
+            baseline=baseline,
+            allow_different_log=allow_different_log,
+            allow_fewer_steps=allow_fewer_steps,
+        )
     streams.show_notices(report.notices)
     fault = baseline_fault(report) if write_baseline is not None else None
     further: list[tuple[Path, bytes]] = []

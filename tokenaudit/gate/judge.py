@@ -27,23 +27,30 @@ from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope,
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
-def judge(result: Result, rules: Sequence[LocatedRule], baseline: Result | None = None) -> GateReport:
+def judge(
+    result: Result, rules: Sequence[LocatedRule], baseline: Result | None = None, *, allow_fewer_steps: bool = False
+) -> GateReport:
     """Judge a result.
 
     Args:
         result: the run.
         rules: all of them are judged; none: no figure may move in its worse direction.
         baseline: what relative rules are counted from; `check_baseline` says whether it suits.
+        allow_fewer_steps: judge relative rules although the run lacks steps of the baseline.
 
     Raises:
         RuleError: a rule names a task that neither run knows, or needs a baseline and there is none; holds all such
             faults.
     """
     _check_rules(rules, result, baseline)
-    verdicts = [_judge_rule(located, result, baseline) for located in rules or _default_rules(result, baseline)]
+    lacking = [] if baseline is None else _lacking_steps(result, baseline)
+    verdicts = [
+        _judge_rule(located, result, baseline, () if allow_fewer_steps else lacking)
+        for located in rules or _default_rules(result, baseline)
+    ]
     if not rules:
         verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
-    return _report(result, verdicts, baseline)
+    return _report(result, verdicts, baseline, lacking, allow_fewer_steps=allow_fewer_steps)
 
 
 def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateReport:
@@ -54,7 +61,7 @@ def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateRepo
     """
     absolute = [located for located in rules if not located.rule.is_relative]
     _check_scopes(rules, result.tasks)
-    return _report(result, [_judge_rule(located, result, None) for located in absolute], None)
+    return _report(result, [_judge_rule(located, result, None, ()) for located in absolute], None, ())
 
 
 def check_baseline(result: Result, baseline: Result, source: str, *, allow_different_log: bool) -> None:
@@ -98,14 +105,21 @@ def baseline_fault(report: GateReport) -> str | None:
     return None
 
 
-def _report(result: Result, verdicts: Sequence[Verdict], baseline: Result | None) -> GateReport:
+def _report(
+    result: Result,
+    verdicts: Sequence[Verdict],
+    baseline: Result | None,
+    lacking: Sequence[int],
+    *,
+    allow_fewer_steps: bool = False,
+) -> GateReport:
     return GateReport(
         result.inputs,
         None if baseline is None else baseline.inputs,
         len(result.steps),
         tuple(result.tasks),
         tuple(sorted(verdicts, key=_worst_first)),
-        (*result.warnings, *_coverage_notices(result, baseline)),
+        (*result.warnings, *_coverage_notices(result, baseline, lacking, allow_fewer_steps)),
     )
 
 
@@ -148,21 +162,31 @@ def _default_rules(result: Result, baseline: Result | None) -> list[LocatedRule]
     return rules
 
 
-def _coverage_notices(result: Result, baseline: Result | None) -> Iterator[Notice]:
+def _lacking_steps(result: Result, baseline: Result) -> list[int]:
+    """The baseline's steps that the run lacks, in order; a step that comes twice counts twice."""
+    rows = keyed_rows(result)
+    return [step for step, nth in keyed_rows(baseline) if (step, nth) not in rows]
+
+
+def _coverage_notices(
+    result: Result, baseline: Result | None, lacking: Sequence[int], allow_fewer_steps: bool
+) -> Iterator[Notice]:
     """What the baseline covers and this run doesn't, so that no rule looks at it."""
     if baseline is None:
         return
     for task in baseline.tasks:
         if not _has_data(result, task) and (task not in result.tasks or _has_data(baseline, task)):
             yield Notice("task-only-in-baseline", f"task {task} is in the baseline and not in this run")
-    missing = len(keyed_rows(baseline).keys() - keyed_rows(result).keys())
-    if missing:
-        yield Notice("steps-only-in-baseline", f"steps of the baseline that this run doesn't have: {missing}")
+    if lacking:
+        message = f"steps of the baseline that this run doesn't have: {len(lacking)}"
+        cost = _FEWER_ALLOWED if allow_fewer_steps else ""
+        yield Notice("steps-only-in-baseline", message, cost)
 
 
 _SAVE_AGAIN = "make it again with this release"
 _NO_VALUE = "there is no value to judge"
 _NOTHING_REPLAYED = "nothing was replayed"
+_FEWER_ALLOWED = "accepted with --allow-fewer-steps: whole runs of different lengths are compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +206,8 @@ class _Sample:
             yield Observation(self.train_step, task, self.value, known)
 
 
-def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -> Verdict:
+def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, lacking: Sequence[int]) -> Verdict:
+    """Judge one rule; `lacking` are steps of the baseline whose absence keeps a relative rule from being judged."""
     rule, task = located.rule, located.rule.scope.task
     if not result.steps or not _has_data(result):
         return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
@@ -193,6 +218,9 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -
     if task is not None and against is not None and task in against.tasks and not _has_data(against, task):
         return Verdict(located, Outcome.NOT_JUDGED, f"the baseline has no data of task {task}")
     is_by_step = rule.scope.steps is not None
+    missed = [step for step in lacking if not is_by_step or rule.scope.has_step(step)] if against is not None else []
+    if missed and against is not None and not is_by_step:
+        return Verdict(located, Outcome.NOT_JUDGED, _lacks_steps(missed, against))
     samples = list(_step_samples(rule, result, against)) if is_by_step else [_run_sample(rule, result, against)]
     judged: list[tuple[_Sample, Verdict]] = []
     reasons: list[str] = []
@@ -202,6 +230,8 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -
             reasons.append(reason if sample.train_step is None else f"step {sample.train_step}: {reason}")
         else:
             judged += ((sample, _sample_verdict(located, observed)) for observed in sample.observed(task))
+    if missed and against is not None:
+        reasons.insert(0, _lacks_steps(missed, against))
     failed = [(sample, verdict) for sample, verdict in judged if verdict.outcome is Outcome.FAILED]
     if reasons and not failed:
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
@@ -220,6 +250,7 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None) -
         worst_task=worst_task,
         judged=len(judged),
         failed=len(failed),
+        without_value=sum(sample.value is None for sample in samples),
     )
 
 
@@ -234,6 +265,12 @@ def _no_data(scope: Scope, task: str, result: Result) -> str:
     if scope.absent_ok:
         return f"{what}, which the rule accepts"
     return f"{what}; {nearest_hint(task, [other for other in result.tasks if _has_data(result, other)], 'tasks')}"
+
+
+def _lacks_steps(missed: Sequence[int], baseline: Result) -> str:
+    span = str(min(missed)) if len(missed) == 1 else f"from {min(missed)} to {max(missed)}"
+    what = f"the run lacks {len(missed)} of the baseline's {len(baseline.steps)} steps ({span})"
+    return f"{what}; --allow-fewer-steps accepts that"
 
 
 def _run_sample(rule: Rule, result: Result, baseline: Result | None) -> _Sample:

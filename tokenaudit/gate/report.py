@@ -95,6 +95,7 @@ class Verdict:
         worst_task: the task with the worst figure there.
         judged: how many values were held against the limit.
         failed: how many of them are beyond it.
+        without_value: steps in the rule's scope where the figure has no value, such as the staleness of an empty batch.
     """
 
     located: LocatedRule
@@ -108,6 +109,7 @@ class Verdict:
     worst_task: Observation | None = None
     judged: int = 0
     failed: int = 0
+    without_value: int = 0
 
     @property
     def rule(self) -> Rule:

@@ -19,6 +19,7 @@ def gate_result(
     *,
     baseline: Result | Run | Path | str | None = None,
     allow_different_log: bool = False,
+    allow_fewer_steps: bool = False,
 ) -> GateReport:
     """Judge a result by rules; without any, no metric may be worse than in the baseline.
 
@@ -27,6 +28,7 @@ def gate_result(
         rules: texts such as "expired_groups <= 0" or "dropped_token_rate <= +2%", the latter against the baseline.
         baseline: the result that signed limits are counted from.
         allow_different_log: accept a baseline from another log.
+        allow_fewer_steps: accept a run that lacks steps of the baseline; else its signed limits aren't judged.
 
     Raises:
         RuleError: rules that can't be read, all of them at once, or nothing to judge.
@@ -46,4 +48,4 @@ def gate_result(
     against = result_of(baseline)
     source = str(baseline) if isinstance(baseline, Path | str) else "baseline"
     check_baseline(judged, against, source, allow_different_log=allow_different_log)
-    return judge(judged, located, against)
+    return judge(judged, located, against, allow_fewer_steps=allow_fewer_steps)

@@ -113,6 +113,8 @@ def details(verdict: Verdict) -> list[str]:
     if verdict.judged > 1:
         beyond = f"{verdict.failed} of " if verdict.failed else ""
         lines.append(f"{beyond}{count_text(verdict.judged, 'step')} {'beyond the limit' if beyond else 'judged'}")
+    if verdict.without_value:
+        lines.append(f"{count_text(verdict.without_value, 'step')} without a value")
     return lines
 
 
