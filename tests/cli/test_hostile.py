@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -170,6 +171,23 @@ def test_a_long_name_in_every_row_takes_its_memory_once(tmp_path: Path):
     pq.write_table(log, tmp_path / "names.parquet")
     code, peak = peak_mebibytes("replay names.parquet -q -s timeline.train_batch_size=1", tmp_path)
     assert code == 0
+    assert peak < 600
+
+
+@pytest.mark.parametrize(("is_one_name", "code"), [(True, 0), (False, 2)])
+def test_long_names_that_share_their_beginning_do_not_expand(is_one_name: bool, code: int, tmp_path: Path):
+    """A hundred kilobytes of file stand for 700 MB of names."""
+    rows = 700
+    columns: dict[str, Any] = {name: range(rows) for name in ("event_id", "group_id", "rollout_id")}
+    columns |= {"train_step": [1] * rows, "model_step": [0] * rows, "response_len": [1] * rows}
+    columns["status"] = ["completed"] * rows
+    columns["task_name"] = ["x" * 1_000_000 + ("" if is_one_name else str(row)) for row in range(rows)]
+    path = tmp_path / "names.parquet"
+    encoding = {"task_name": "DELTA_BYTE_ARRAY"}
+    pq.write_table(pa.table(columns), path, use_dictionary=False, column_encoding=encoding)
+    assert path.stat().st_size < 200_000
+    ran, peak = peak_mebibytes("replay names.parquet -q -s timeline.train_batch_size=1", tmp_path)
+    assert ran == code
     assert peak < 600
 
 

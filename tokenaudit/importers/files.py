@@ -35,6 +35,7 @@ _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
 """What of a Parquet file is decoded at once: a small file of a billion equal values must not blow up memory."""
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_DELTA_ENCODINGS = frozenset({"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"})
 _OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 """How torch.save began before it wrote archives."""
 
@@ -205,11 +206,14 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
         names = chosen(schema)
         # columns that hold others inside have none of their own name in the file
         texts = [f.name for f in schema if f.name in names and any(is_one(f.type) for is_one in _TEXTS)]
+        footer = pq.read_metadata(path)
+        deltas = _delta_texts(footer, texts)
         # a long text that every row repeats would otherwise be there once for each of them
-        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=texts) as parquet:
+        texts = [name for name in texts if name not in deltas]
+        with pq.ParquetFile(path, pre_buffer=False, read_dictionary=texts, metadata=footer) as parquet:
             number = 0
             for group in range(parquet.num_row_groups):
-                size = _rows_at_once(parquet.metadata.row_group(group), names, path)
+                size = _rows_at_once(footer.row_group(group), names, deltas, path)
                 for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     for values in zip(*(_values(column, path) for column in batch.columns), strict=True):
                         row = dict(zip(batch.schema.names, values, strict=True))
@@ -221,15 +225,30 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
         raise SourceError(Problem(what, str(path), "copy the file again")) from error
 
 
-def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], path: Path) -> int:
-    """Rows of a row group that are decoded at once, by their size in the footer."""
+def _delta_texts(footer: pq.FileMetaData, texts: Collection[str]) -> set[str]:
+    """The columns of texts that pyarrow can't decode into dictionaries."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    columns = (group.column(index) for group in groups for index in range(group.num_columns))
+    return {
+        column.path_in_schema
+        for column in columns
+        if column.path_in_schema in texts and not _DELTA_ENCODINGS.isdisjoint(column.encodings)
+    }
+
+
+def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], deltas: set[str], path: Path) -> int:
+    """Rows of a row group that are decoded at once, by their size in the footer.
+
+    Each row of `deltas` could repeat all the bytes of its column chunk.
+    """
     rows = max(group.num_rows, 1)
     columns = [group.column(index) for index in range(group.num_columns)]
     read = [column for column in columns if f"{column.path_in_schema}.".startswith(tuple(f"{name}." for name in names))]
     elements = max((column.num_values // rows for column in read), default=0)
     if elements > MAX_TOKENS:
         raise _too_long(elements, path)
-    width = max((column.total_uncompressed_size // rows for column in read), default=0)
+    sizes = [(column.total_uncompressed_size, 1 if column.path_in_schema in deltas else rows) for column in read]
+    width = max((size // of_rows for size, of_rows in sizes), default=0)
     return max(1, min(_ROWS_AT_ONCE, _ELEMENTS_AT_ONCE // max(elements, 1), _BYTES_AT_ONCE // max(width, 1)))
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.log.columns import Int64s, check_dictionary, integers, nulls, text_codes
+from tokenaudit.log.columns import Int64s, check_dictionary, integers, nulls, plain_lists, text_codes
 from tokenaudit.log.files import Log, LogBatch
 from tokenaudit.log.log_file import (
     COPY_AGAIN,
@@ -27,6 +27,7 @@ from tokenaudit.log.log_file import (
     LogFile,
     first_line,
 )
+from tokenaudit.log.text_columns import dictionary_batches, rows_at_once
 
 T = TypeVar("T")
 
@@ -137,6 +138,9 @@ _LANE_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 """How much of a column is read from a file at a time; without it pyarrow reads whole column chunks."""
 
+_NOT_IMPLEMENTED = "Not yet implemented"
+_ENCODE_OTHERWISE = "write the file again with another encoding of its columns, such as the writer's default"
+
 _OTHER_EVENTS = frozenset(kind.value for kind in EventKind if kind is not EventKind.PUT)
 
 T = TypeVar("T")
@@ -156,6 +160,21 @@ class _Piece(NamedTuple):
     row_groups: range
     first_row: int
     rows: int
+
+    @property
+    def place(self) -> str:
+        """Its rows, for people."""
+        return f"{self.file.path}, rows {self.first_row} to {self.first_row + self.rows - 1}"
+
+    def is_delta_text(self, name: str) -> bool:
+        """Whether a column holds names in an encoding that pyarrow decodes to no dictionary."""
+        chunks = (self.file.chunks[index].get(name) for index in self.row_groups)
+        return name in TEXT_COLUMNS and any(chunk is not None and chunk.is_delta_text for chunk in chunks)
+
+    def most_bytes(self, columns: Sequence[str]) -> int:
+        """Bytes before compression of some columns in the largest row group."""
+        groups = [self.file.chunks[index] for index in self.row_groups]
+        return max(sum(sizes[name].uncompressed_bytes for name in columns if name in sizes) for sizes in groups)
 
 
 def read_batches(
@@ -246,9 +265,10 @@ def _piece_batches(piece: _Piece, columns: Sequence[str], *, by_column: bool = F
         lanes = [[name] for name in lists[1:]] if by_column else []
         lanes.insert(0, [*others, *lists[:1]] if by_column else wanted)
         for arrays, rows in _laned_batches(piece, lanes, batch_rows):
-            for name in TEXT_COLUMNS:
-                if name in arrays:
-                    check_dictionary(arrays[name])
+            for name, array in arrays.items():
+                if name in TEXT_COLUMNS:
+                    check_dictionary(array)
+                arrays[name] = plain_lists(array)
             yield LogBatch(file.path, first_row, arrays, rows)
             first_row += rows
         if first_row != piece.first_row + piece.rows:
@@ -256,12 +276,18 @@ def _piece_batches(piece: _Piece, columns: Sequence[str], *, by_column: bool = F
             where = f"{file.path}, behind row {first_row}"
             raise LogError(Problem(f"damaged Parquet file: {missing} rows are missing", where, COPY_AGAIN))
     except (pa.ArrowException, OSError) as error:
-        where = f"{file.path}, behind row {first_row}"
-        raise LogError(Problem(f"damaged Parquet file: {first_line(error)}", where, COPY_AGAIN)) from error
+        where, what = f"{file.path}, behind row {first_row}", first_line(error)
+        if what.startswith(_NOT_IMPLEMENTED):
+            raise LogError(Problem(f"pyarrow can't decode a column: {what}", where, _ENCODE_OTHERWISE)) from error
+        raise LogError(Problem(f"damaged Parquet file: {what}", where, COPY_AGAIN)) from error
 
 
 def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
     """Columns by name and rows of every batch; all lanes but the first are read ahead by threads of their own."""
+    delta_texts = [name for lane in lanes for name in lane if piece.is_delta_text(name)]
+    if delta_texts:
+        lanes = [[name for name in lane if name not in delta_texts] for lane in lanes]
+        lanes = [*filter(None, lanes), delta_texts]
     with ExitStack() as stack:
         first, *others = (_record_batches(piece, lane, batch_rows) for lane in lanes)
         prefetched = [
@@ -283,18 +309,27 @@ def _laned_batches(piece: _Piece, lanes: list[list[str]], batch_rows: int) -> It
 
 
 def _record_batches(piece: _Piece, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """One thread's reading; pyarrow's own threads would only get in the way of the others."""
+    """One thread's reading; pyarrow's own threads would only get in the way of the others.
+
+    Args:
+        piece: what to read.
+        columns: either of delta texts only, or without any.
+        batch_rows: rows per batch.
+    """
+    are_delta = any(map(piece.is_delta_text, columns))
+    size = rows_at_once(piece.most_bytes(columns), batch_rows) if are_delta else batch_rows
     options = {
         "metadata": piece.file.metadata,
         "pre_buffer": False,
         "buffer_size": _BUFFER_BYTES,
         # A long name that every row repeats would otherwise be there once for each of them.
-        "read_dictionary": [name for name in TEXT_COLUMNS if name in columns],
+        "read_dictionary": [name for name in TEXT_COLUMNS if name in columns and not are_delta],
     }
     with pq.ParquetFile(piece.file.path, **options) as parquet:
-        yield from parquet.iter_batches(
-            batch_size=batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+        read = parquet.iter_batches(
+            batch_size=size, row_groups=list(piece.row_groups), columns=columns, use_threads=False
         )
+        yield from dictionary_batches(read, batch_rows, piece.place) if are_delta else read
 
 
 def _batch_rows(piece: _Piece, lists: list[str]) -> int:
@@ -311,7 +346,7 @@ def _batch_rows(piece: _Piece, lists: list[str]) -> int:
     if elements <= SMALL_PIECE_ELEMENTS:
         return rows
     lengths = _recorded_lengths(piece)
-    where = f"{piece.file.path}, rows {piece.first_row} to {piece.first_row + piece.rows - 1}"
+    where = piece.place
     if lengths is None:
         if elements > MAX_UNBOUNDED_ELEMENTS:
             what = f"a row group holds {elements} list elements and doesn't tell the length of every response"
@@ -334,13 +369,12 @@ def _recorded_lengths(piece: _Piece) -> Int64s | None:
     if "response_len" not in columns:
         return None
     lengths: list[Int64s] = []
-    for batch in _record_batches(piece, columns, piece.rows):
-        recorded = batch.column("response_len")
-        event = batch.column("event") if "event" in columns else None
-        may_be_put = text_codes(event, batch.num_rows, lambda text: int(text in _OTHER_EVENTS)) == 0
+    for arrays, rows in _laned_batches(piece, [columns], piece.rows):
+        recorded = arrays["response_len"]
+        may_be_put = text_codes(arrays.get("event"), rows, lambda text: int(text in _OTHER_EVENTS)) == 0
         if (nulls(recorded) & may_be_put).any():
             return None
-        lengths.append(np.maximum(integers(recorded, batch.num_rows, fill=0), 0))
+        lengths.append(np.maximum(integers(recorded, rows, fill=0), 0))
     return np.concatenate(lengths)
 
 

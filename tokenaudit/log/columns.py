@@ -27,6 +27,9 @@ _LARGEST_REWARD = 1e300
 """Rewards beyond it can't be summed in double precision."""
 
 
+_LISTS = (pat.is_list, pat.is_large_list, pat.is_list_view, pat.is_large_list_view, pat.is_fixed_size_list)
+
+
 def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
     """Whether a column may have this Arrow type. The null type (no value at all) fits everywhere."""
     if pat.is_null(arrow_type):
@@ -41,7 +44,7 @@ def is_accepted(column_type: ColumnType, arrow_type: pa.DataType) -> bool:
         return pat.is_boolean(arrow_type)
     if column_type is ColumnType.REAL:
         return pat.is_floating(arrow_type) or pat.is_integer(arrow_type)
-    if not (pat.is_list(arrow_type) or pat.is_large_list(arrow_type)):
+    if not any(is_list(arrow_type) for is_list in _LISTS):
         return False
     element = arrow_type.value_type
     if column_type is ColumnType.RUN_LIST:
@@ -179,6 +182,14 @@ def text_at(array: pa.Array, row: int) -> str:
     """One value of a column of strings, quoted and cut for a message."""
     value = _texts(array.slice(row, 1))[0] or ""
     return repr(value if len(value) <= 40 else f"{value[:40]}…")
+
+
+def plain_lists(array: pa.Array) -> pa.Array:
+    """Lists of a fixed size and list views as lists; other arrays as they are."""
+    kind = array.type
+    if pat.is_fixed_size_list(kind) or pat.is_list_view(kind):
+        return array.cast(pa.list_(kind.value_field))
+    return array.cast(pa.large_list(kind.value_field)) if pat.is_large_list_view(kind) else array
 
 
 class Lists(NamedTuple):

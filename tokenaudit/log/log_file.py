@@ -27,6 +27,7 @@ from tokenaudit.contracts.schema import (
     ColumnType,
 )
 from tokenaudit.log.columns import is_accepted
+from tokenaudit.log.text_columns import MAX_TEXT_BYTES, NAMES_ARE_SHORT
 
 MOST_FOOTER_BYTES = 2**28
 """Size of a footer that is still read."""
@@ -38,14 +39,15 @@ _LONG_LIST = 15  # stands for a length that follows
 _MOST_NESTED = 64
 """Structs, lists and maps inside each other; Thrift's own reader draws the same line."""
 
-_FOOTER, _ROW_GROUP, _CHUNK, _META_DATA, _NAMES, _NUM_VALUES, _UNCOMPRESSED = range(1, 8)
+_FOOTER, _ROW_GROUP, _CHUNK, _META_DATA, _ENCODINGS, _NAMES, _NUM_VALUES, _UNCOMPRESSED = range(1, 9)
 _ELSEWHERE = 0
-_NUMBERS = (_NUM_VALUES, _UNCOMPRESSED)
+_NUMBERS = (_ENCODINGS, _NUM_VALUES, _UNCOMPRESSED)
+_DELTA_TEXT_ENCODINGS = (6, 7)  # DELTA_LENGTH_BYTE_ARRAY, DELTA_BYTE_ARRAY
 _FIELDS: dict[int, dict[int, int]] = {
     _FOOTER: {4: _ROW_GROUP},
     _ROW_GROUP: {1: _CHUNK},
     _CHUNK: {3: _META_DATA},
-    _META_DATA: {3: _NAMES, 5: _NUM_VALUES, 6: _UNCOMPRESSED},
+    _META_DATA: {2: _ENCODINGS, 3: _NAMES, 5: _NUM_VALUES, 6: _UNCOMPRESSED},
 }
 """The fields on the way to the sizes, by the struct they stand in and their id there."""
 
@@ -56,10 +58,12 @@ class ChunkSize(NamedTuple):
     Attributes:
         values: its values; for a list column the elements, with one for every empty or null list.
         uncompressed_bytes: its size before compression.
+        is_delta_text: whether it says that pages are in an encoding of texts that pyarrow decodes to no dictionary.
     """
 
     values: int
     uncompressed_bytes: int
+    is_delta_text: bool
 
 
 def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
@@ -81,6 +85,8 @@ def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
             elif field == _NAMES:
                 # The names that lead to a leaf; the first is the column's.
                 groups[-1][-1].setdefault(field, value)
+            elif field == _ENCODINGS:
+                groups[-1][-1][field] = groups[-1][-1].get(field, False) or value in _DELTA_TEXT_ENCODINGS
             else:
                 groups[-1][-1][field] = value
         sizes: list[dict[str, ChunkSize]] = [{} for _ in groups]
@@ -88,9 +94,10 @@ def chunk_sizes(path: Path) -> list[dict[str, ChunkSize]]:
             for chunk in chunks:
                 if _NAMES in chunk:
                     name = chunk[_NAMES].decode()
-                    values, uncompressed = of_group.get(name, (0, 0))
+                    values, uncompressed, is_delta = of_group.get(name, (0, 0, False))
                     values = max(values, chunk.get(_NUM_VALUES, 0))
-                    of_group[name] = ChunkSize(values, max(uncompressed, chunk.get(_UNCOMPRESSED, 0)))
+                    uncompressed = max(uncompressed, chunk.get(_UNCOMPRESSED, 0))
+                    of_group[name] = ChunkSize(values, uncompressed, is_delta or chunk.get(_ENCODINGS, False))
         return sizes
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("the footer is damaged") from error
@@ -222,10 +229,9 @@ COPY_AGAIN = "copy or write the file again; a file still being written has no fo
 _METADATA = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
 """The entries of a file's key-value metadata that are read."""
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
-MAX_TEXT_BYTES = 2**26
-"""Bytes of one column of names in a row group above which a log is refused."""
-TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT and column.replayed)
-"""The columns of replay that hold names."""
+TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT)
+"""The columns that hold names."""
+_REPLAYED_TEXTS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT and column.replayed)
 LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
 """The columns of replay that hold an element per token or per run."""
 
@@ -341,9 +347,9 @@ def _batch_rows(
         for name, size in sizes.items():
             if name in LIST_COLUMNS:
                 most = max(most, -(-size.values // rows))
-            elif name in TEXT_COLUMNS and size.uncompressed_bytes > MAX_TEXT_BYTES:
+            elif name in _REPLAYED_TEXTS and size.uncompressed_bytes > MAX_TEXT_BYTES:
                 what = f"column {name!r} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text in a row group"
-                problems.append(Problem(what, str(path), "it holds names, a few characters each"))
+                problems.append(Problem(what, str(path), NAMES_ARE_SHORT))
     if most > MAX_ROW_ELEMENTS:
         what = f"a row group has {most} list elements per row on average"
         problems.append(Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response"))
