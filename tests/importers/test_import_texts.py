@@ -370,9 +370,8 @@ def test_lists_of_a_parquet_table_are_read(kind: pa.DataType, tmp_path: Path):
 def test_texts_of_a_parquet_table_in_every_encoding(encoding: str, tmp_path: Path):
     texts = {"group_id": ["a", "a", "b"], "task_name": ["math", None, "x" * 100_000]}
     table = pa.table(texts | {"train_step": [1, 1, 1], "response_len": [2, 3, 4]})
-    pq.write_table(
-        table, tmp_path / "mine.parquet", use_dictionary=False, column_encoding=dict.fromkeys(texts, encoding)
-    )
+    encodings = dict.fromkeys(texts, encoding)
+    pq.write_table(table, tmp_path / "mine.parquet", use_dictionary=False, column_encoding=encodings)
     log = imported("generic", tmp_path / "mine.parquet")
     assert log.column("task_name") == ["math", "default", "x" * 100_000]
 

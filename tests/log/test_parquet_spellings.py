@@ -162,10 +162,8 @@ def test_lists_of_a_fixed_size(tmp_path: Path):
     told[3] |= {"response_model_steps": None, "model_step": 2}
     plain = write_log(tmp_path / "plain.parquet", told)
     table = pq.read_table(plain)
-    for name, kind in (("response_model_steps", pa.int64()), ("response_mask", pa.bool_())):
-        values = [
-            None if value is None else list(map(kind.to_pandas_dtype(), value)) for value in table[name].to_pylist()
-        ]
+    for name, kind, element in (("response_model_steps", pa.int64(), int), ("response_mask", pa.bool_(), bool)):
+        values = [None if row is None else [element(entry) for entry in row] for row in table[name].to_pylist()]
         table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.list_(kind, 5)))
     pq.write_table(table, tmp_path / "fixed.parquet")
     assert content(tmp_path / "fixed.parquet") == content(plain)
