@@ -15,7 +15,7 @@ NAMES_ARE_SHORT = "it holds names, a few characters each"
 """What to do about one that is refused."""
 
 _MAX_GATHERED_BYTES = 2**24
-"""Bytes of different names in the row groups that a thread reads: small files may hold many, with a common beginning."""
+"""Bytes of different names in the row groups that a thread reads; with a common beginning a small file holds many."""
 _BYTES_AT_ONCE = 2**26
 _PENDING_BYTES = 2**22
 
