@@ -99,24 +99,25 @@ class _PutMembers(GroupMembers):
 
     __slots__ = ()
 
-    groups: RecordedGroups
-    """Where they are recorded."""
-    put: int
-    """Their put event."""
+    def _source(self) -> tuple[RecordedGroups, int]:
+        """Where they are recorded, and their put event."""
+        raise NotImplementedError
 
     def made(self) -> tuple[Response, ...]:
         """All of them."""
-        return self.groups.responses(self.put, self.facts)
+        groups, put = self._source()
+        return groups.responses(put, self.facts)
 
     def reset(self, lost: Sequence[bool]) -> GroupMembers:
         """See `GroupMembers`."""
         pairs = zip(self.facts, lost, strict=True)
         facts = [facts_after_reset(own) if is_lost else own for own, is_lost in pairs]
-        return _ResetMembers(self.groups, self.put, facts, measured_together(facts))
+        return _ResetMembers(*self._source(), facts, measured_together(facts))
 
     def tokens_by_key(self) -> dict[tuple[int, int], int]:
         tokens = [tokens for _, tokens, _, _, _, _, _ in self.facts]
-        return dict(zip(self.groups.keys(self.put), tokens, strict=True))
+        groups, put = self._source()
+        return dict(zip(groups.keys(put), tokens, strict=True))
 
 
 class _RecordedMembers(_PutMembers):
@@ -130,13 +131,8 @@ class _RecordedMembers(_PutMembers):
         self._facts: Sequence[MemberFacts] | None = None
         self.measures = measures
 
-    @property
-    def groups(self) -> RecordedGroups:
-        return self._block.groups
-
-    @property
-    def put(self) -> int:
-        return self._block.puts[self._place]
+    def _source(self) -> tuple[RecordedGroups, int]:
+        return self._block.groups, self._block.puts[self._place]
 
     @property
     def facts(self) -> Sequence[MemberFacts]:
@@ -161,13 +157,16 @@ class _ResetMembers(_PutMembers):
     They may be held until the run ends, and hold on to nothing that is worked out for other groups.
     """
 
-    __slots__ = ("_facts", "groups", "put")
+    __slots__ = ("_facts", "_groups", "_put")
 
     def __init__(self, groups: RecordedGroups, put: int, facts: Sequence[MemberFacts], measures: GroupMeasures) -> None:
-        self.groups = groups
-        self.put = put
+        self._groups = groups
+        self._put = put
         self._facts = facts
         self.measures = measures
+
+    def _source(self) -> tuple[RecordedGroups, int]:
+        return self._groups, self._put
 
     @property
     def facts(self) -> Sequence[MemberFacts]:
