@@ -4,8 +4,7 @@ import json
 import random
 import tempfile
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +133,13 @@ def respelled(row: Row, versions: str) -> Row:
     recorded += [stamp] * (tokens - len(recorded))
     if as_runs:
         mask = [1] * tokens if row.get("response_mask") is None else row["response_mask"]
-        runs = [[version, 1, int(bool(entry))] for version, entry in zip(recorded, mask, strict=True)]
+        assert len(mask) == tokens
+        entries = map(bool, mask)
         if versions == "runs":
-            runs = [
-                [version, len(run), sum(trainable for _, _, trainable in run)]
-                for version, group in groupby(runs, key=itemgetter(0))
-                for run in [list(group)]
-            ]
+            lengths = [(version, sum(1 for _ in group)) for version, group in groupby(recorded)]
+        else:
+            lengths = [(version, 1) for version in recorded]
+        runs = [(version, count, sum(islice(entries, count))) for version, count in lengths]
         told = [dict(zip(RUN_FIELDS, run, strict=True)) for run in runs]
         without = {"response_model_steps": None, "response_mask": None}
         return row | without | {"response_len": tokens, "response_version_runs": told}
