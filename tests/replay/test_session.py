@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.builders import put, refresh, sample, take, write_log
-from tokenaudit import replay_log, rows_frame
+from tests.conftest import SAMPLE
+from tokenaudit import audit_log, inspect_log, replay_log, rows_frame
 from tokenaudit.contracts.errors import ConfigError, LogError
-from tokenaudit.contracts.schema import META_CONFIG, META_SCHEMA_VERSION
+from tokenaudit.contracts.schema import COLUMN_BY_NAME, META_CONFIG, META_SCHEMA_VERSION, SYNONYMS
+from tokenaudit.log.files import open_log
 from tokenaudit.replay.result import Result
 
 
@@ -102,6 +104,70 @@ def test_a_misspelled_optional_column_is_told(tmp_path: Path):
     )
     result = replay_log(path, isolated=True).result
     assert notices(result)["log-note"] == "column 'response_masks' is not read; did you mean 'response_mask'?"
+
+
+def renamed(path: Path, **names: str) -> Path:
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), path)
+    return path
+
+
+OTHER_NAMES = {
+    "response_mask": "loss_mask", "reward": "REWARD", "agentic": "is_agentic", "task_name": "data_source",
+    "logprobs": "rollout-log-probs",
+}  # fmt: skip
+
+
+def test_columns_by_another_name_are_told_with_the_one_that_is_read(tmp_path: Path):
+    row = put(1, 1, response_mask=[1, 0, 1, 1], reward=0.5, agentic=True, task_name="math", logprobs=[-0.5] * 4)
+    path = renamed(write_log(tmp_path / "log.parquet", [row, take(2, task_name="math")]), **OTHER_NAMES)
+    told = [notice.message for notice in replay_log(path, isolated=True).result.warnings if notice.code == "log-note"]
+    expected = [f"column {other!r} is not read; did you mean {name!r}?" for name, other in OTHER_NAMES.items()]
+    assert sorted(told) == sorted(expected)
+    report = audit_log(path, isolated=True)
+    assert sorted(report.log_notes) == sorted(expected)
+    assert set(expected) <= set(inspect_log(path).notes)
+
+
+def test_a_name_that_is_read_has_no_synonym(tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1, response_mask=[1, 0, 1, 1], prompt_len=3), take(2)])
+    renamed(path, prompt_len="loss_mask")
+    log = open_log([path])
+    assert (log.notes, log.unread) == ((), ("loss_mask",))
+
+
+def test_a_required_column_by_another_name_is_named(tmp_path: Path):
+    path = renamed(write_log(tmp_path / "log.parquet", [put(1, 1), take(2)]), train_step="global_step")
+    with pytest.raises(LogError) as caught:
+        open_log([path])
+    assert [problem.hint for problem in caught.value.problems] == [
+        "nearest: 'global_step'; rename it if it holds the step the buffer compares versions with"
+    ]
+
+
+def test_synonyms_lead_to_columns_and_are_none(tmp_path: Path):
+    assert set(SYNONYMS.values()) <= set(COLUMN_BY_NAME)
+    assert not set(SYNONYMS) & set(COLUMN_BY_NAME)
+    assert all(name == name.lower() and "-" not in name for name in SYNONYMS)
+
+
+def test_columns_that_the_schema_does_not_know_change_no_result(tmp_path: Path, run_cli):
+    plain = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)])
+    before = run_cli("replay", plain, "--format", "json")
+    table = pq.read_table(plain)
+    for number in range(25):
+        table = table.append_column(f"mine\n{number}", table["event_id"])
+    pq.write_table(table, plain)
+    after = run_cli("replay", plain, "--format", "json")
+    assert (after.code, after.out) == (before.code, before.out)
+    named = ", ".join(f"mine\\n{number}" for number in range(20))
+    note = f"note: columns not read, since the schema doesn't know them: {named} and 5 more"
+    assert note in after.err
+    assert note not in before.err
+    assert note in run_cli("audit", plain, "--format", "table").out.replace("\n", " ").replace("  ", " ")
+    assert len(json.loads(run_cli("audit", plain, "--format", "json").out)["log_notes"]) == 1
+    assert "log_notes" not in run_cli("audit", SAMPLE, "--format", "json").out
+    assert len(json.loads(run_cli("inspect", plain, "--format", "json").out)["notes"]) == 1
 
 
 def test_files_of_one_log_may_differ_in_metadata_and_that_is_told(tmp_path: Path):

@@ -94,6 +94,7 @@ class AuditReport:
         findings: findings kept, in the order of the rules.
         evidence: how off-policy each age is; empty without log-probabilities.
         has_baseline: whether known findings are marked.
+        log_notes: what a person should know about the files: columns not read, configs that differ between files.
     """
 
     name: str
@@ -109,6 +110,7 @@ class AuditReport:
     findings: tuple[Finding, ...]
     evidence: tuple[AgeEvidence, ...]
     has_baseline: bool = False
+    log_notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{self.count(severity)} {severity}" for severity in Severity)
@@ -213,6 +215,7 @@ def report_data(report: AuditReport) -> dict[str, Any]:
         "config": report.config_source,
         "why_no_replay": report.why_no_replay,
         "left_out_groups": report.left_out_groups,
+        **({"log_notes": list(report.log_notes)} if report.log_notes else {}),
         "exit_code": report.exit_code(),
         "counts": {str(severity): report.count(severity) for severity in Severity},
         "new_counts": {str(severity): report.count(severity, only_new=True) for severity in Severity},

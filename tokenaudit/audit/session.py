@@ -83,6 +83,7 @@ def audit_log(
             runs=runs,
             findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
             evidence=_evidence(case, epsilon),
+            log_notes=(*log.notes, *log.unread_notes) if (log := case.files.log) is not None else (),
         )
 
 

@@ -77,6 +77,8 @@ def replay(
     else:
         loaded = load_log(request)
         note_config(loaded.settings, request)
+        for text in loaded.log.unread_notes:
+            streams.note(f"note: {text}")
         result = replay_loaded(loaded)
     streams.show_notices(result.warnings)
     if selected is not None:

@@ -203,6 +203,35 @@ WORKLOAD_COLUMNS: tuple[Column, ...] = (
 )
 """All columns of a workload: one row per response, in prompt order."""
 
+_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "event": ("event_type", "event_kind"),
+    "train_step": ("step", "global_step", "training_step", "trainer_step"),
+    "model_step": ("weight_version", "policy_version", "model_version", "param_version"),
+    "task_name": ("task", "data_source", "env", "env_name", "dataset"),
+    "group_id": ("group", "prompt_id", "prompt_index"),
+    "rollout_id": ("sample_id", "response_id", "trajectory_id", "traj_id", "rollout"),
+    "status": ("state", "rollout_status"),
+    "response_len": ("response_length", "completion_length", "completion_len", "output_length", "num_tokens"),
+    "response_ids": ("output_ids", "completion_ids", "response_token_ids", "output_token_ids"),
+    "response_model_steps": ("weight_versions", "policy_versions", "token_versions", "output_versions"),
+    "response_mask": (
+        "loss_mask", "action_mask", "assistant_mask", "assistant_masks", "completion_mask", "semantic_mask", "mask",
+    ),
+    "agentic": ("is_agentic", "agent", "is_agent"),
+    "reward": ("rewards", "score", "scores", "raw_reward"),
+    "logprobs": (
+        "rollout_log_probs", "rollout_logprobs", "log_probs", "logprob", "behavior_logprobs", "old_log_probs",
+    ),
+    "train_logprobs": ("train_log_probs", "training_logprobs", "prox_logprobs", "proximal_logprobs"),
+    "trained_mask": ("train_mask", "training_mask", "effective_mask"),
+    "prompt_len": ("prompt_length",),
+    "finish_reason": ("stop_reason",),
+    "tool_turns": ("num_turns", "tool_calls"),
+    "seq_staleness": ("staleness", "sequence_staleness"),
+}  # fmt: skip
+SYNONYMS: dict[str, str] = {other: name for name, others in _OTHER_NAMES.items() for other in others}
+"""Names that frameworks have for what a column holds, in small letters, and the column."""
+
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 
 TOKEN_COLUMNS: tuple[str, ...] = tuple(

@@ -20,6 +20,7 @@ from tokenaudit.contracts.schema import (
     META_CONFIG,
     META_LIMITS,
     META_SOURCE,
+    SYNONYMS,
     VERSION_RUNS,
     WORKLOAD_COLUMNS,
     Column,
@@ -28,6 +29,11 @@ from tokenaudit.log.log_file import LogFile, open_file
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
+
+_MOST_NAMED = 20
+"""Unknown columns that a note names."""
+_LONGEST_NAME = 60
+"""Characters of a column's name that are shown; the schema has none that long."""
 
 _LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
 _WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
@@ -43,8 +49,11 @@ class Log:
         rows: rows in all files.
         columns: columns of the schema that at least one file has, in schema order.
         metadata: what the files say of the whole, by key.
-        notes: what a person should know about it: columns not read, configs that differ between files.
+        notes: what a person should know about it: columns that another name would make count, configs that differ
+            between files.
         limits: what its source leaves out, and which questions it therefore can't answer.
+        unread: its columns that the schema doesn't know, but for those in the notes. They change no result, so that
+            none says so; who reads a log for the first time should see them.
     """
 
     name: str
@@ -54,6 +63,7 @@ class Log:
     metadata: Mapping[str, str]
     notes: tuple[str, ...]
     limits: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Log({self.name}: {self.rows:,} rows, files: {len(self.files)}, columns: {len(self.columns)})"
@@ -62,6 +72,15 @@ class Log:
     def config_json(self) -> str | None:
         """The run's own config; None if there is none."""
         return self.metadata.get(META_CONFIG)
+
+    @property
+    def unread_notes(self) -> tuple[str, ...]:
+        """A sentence that names the columns `unread`, if there are any."""
+        if not self.unread:
+            return ()
+        names = ", ".join(map(_short, self.unread[:_MOST_NAMED]))
+        more = len(self.unread) - _MOST_NAMED
+        return (f"columns not read, since the schema doesn't know them: {names}" + f" and {more} more" * (more > 0),)
 
     @property
     def source(self) -> str | None:
@@ -201,14 +220,19 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         problems.append(Problem(f"the {empty} has no row", str(files[0].path), hint))
     if problems:
         raise LogError(problems)
+    suggestions = _suggestions(known, present, unknown)
+    suggested = [
+        f"column {_short(name)!r} is not read; did you mean {likely!r}?" for name, likely in suggestions.items()
+    ]
     return Log(
         name=", ".join(path.name or str(path) for path in paths),
         files=tuple(files),
         rows=rows,
         columns=tuple(column.name for column in table if column.name in present),
         metadata=metadata,
-        notes=(*_misspelled(known, present, unknown), *notes),
+        notes=(*suggested, *notes),
         limits=tuple(limits)[:MAX_LIMITS],
+        unread=tuple(name for name in unknown if name not in suggestions),
     )
 
 
@@ -244,15 +268,30 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _column_hint(column: Column, unknown: dict[str, None]) -> str:
-    close = get_close_matches(column.name, list(unknown), n=1)
+    close = [name for name in unknown if _synonym(name) == column.name]
+    close = close or get_close_matches(column.name, list(unknown), n=1)
     if close:
         return f"nearest: {close[0]!r}; rename it if it holds {column.meaning.split(';')[0]}"
     return f"it holds: {column.meaning.split(';')[0]}"
 
 
-def _misspelled(known: Mapping[str, Column], present: set[str], unknown: dict[str, None]) -> Iterator[str]:
+def _suggestions(known: Mapping[str, Column], present: set[str], unknown: dict[str, None]) -> dict[str, str]:
+    """Columns that aren't read, and the absent column that each is likely to be: misspelled, or by another name."""
     absent = [name for name in known if name not in present]
+    found: dict[str, str] = {}
     for name in unknown:
-        close = get_close_matches(name, absent, n=1, cutoff=0.85)
-        if close:
-            yield f"column {name!r} is not read; did you mean {close[0]!r}?"
+        if (meant := _synonym(name)) in absent:
+            found[name] = meant
+        elif len(name) <= _LONGEST_NAME and (close := get_close_matches(name, absent, n=1, cutoff=0.85)):
+            found[name] = close[0]
+    return found
+
+
+def _synonym(name: str) -> str:
+    """The column of the schema that frameworks call so; where there is none, the name in small letters."""
+    plain = name.strip().lower().replace("-", "_")
+    return SYNONYMS.get(plain, plain)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

@@ -187,7 +187,7 @@ def not_run_lines(report: AuditReport) -> list[str]:
 
 
 def caveat_lines(report: AuditReport) -> list[str]:
-    """What the findings do not stand on."""
+    """What the findings do not stand on, and what to know about the files."""
     lines: list[str] = []
     if report.why_no_replay:
         lines.append(f"no replay: {printable(report.why_no_replay)}")
@@ -197,7 +197,7 @@ def caveat_lines(report: AuditReport) -> list[str]:
     if report.files_audited < report.files_named:
         lost = count_text(report.files_named - report.files_audited, "file")
         lines.append(f"{lost} could not be read, so groups and batches may only seem incomplete")
-    return lines
+    return lines + [printable(note) for note in report.log_notes]
 
 
 def audit_csv(report: AuditReport) -> str:
