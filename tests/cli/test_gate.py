@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.builders import numbered, put, refresh, take, two_steps, write_log
-from tests.compare.results import made_result
+from tests.compare.results import made_result, with_closed_ledger
 from tests.conftest import SAMPLE
 from tokenaudit.render.github import SUMMARY_BYTES
 from tokenaudit.replay.result import Result
@@ -25,7 +25,7 @@ WORSE, GOOD = SAMPLE.parent / "worse.toml", SAMPLE.parent / "config.toml"
 
 
 def saved(path: Path, result: Result) -> Path:
-    path.write_text(result_to_json(result))
+    path.write_text(result_to_json(with_closed_ledger(result)))
     return path
 
 

@@ -49,6 +49,19 @@ def totals_of(**values: Any) -> Result:
     return made_result([{"math": values}], tasks=("math",))
 
 
+def with_closed_ledger(result: Result) -> Result:
+    """The result with the ledger that its totals come to; what isn't accounted for is held. Saved results need it."""
+    tasks = {task: _closed_account(totals) for task, totals in result.totals[TASKS].items()}
+    total = _closed_account(result.totals)
+    return replace(result, ledger={"total": total, TASKS: tasks})
+
+
+def _closed_account(totals: RowData) -> dict[str, int]:
+    account = {name: totals.get(name, 0) for name in _account()}
+    came, ended = (sum(account[one.name] for one in side) for side in (LEDGER_SOURCES, LEDGER_FATES))
+    return account | {m.HELD_TOKENS.name: came - ended}
+
+
 def _account() -> dict[str, int]:
     return {metric.name: 0 for metric in (*LEDGER_SOURCES, *LEDGER_FATES)}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from tokenaudit.contracts.errors import Problem, ResultError
-from tokenaudit.contracts.metrics import Metric
+from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit, definitions_hash
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
@@ -19,7 +20,6 @@ from tokenaudit.replay.result import (
     TAKEN_IDS,
     TASKS,
     TRAIN_STEP,
-    Coverage,
     Result,
     RowData,
 )
@@ -28,6 +28,11 @@ RESULT_SCHEMA_VERSION = 1
 """Version of the saved form."""
 RESULT_KINDS = (KIND_REPLAY, KIND_SIMULATE)
 """Kinds of saved files that hold a run."""
+
+MOST_FAULTS = 10
+"""Faults of a saved result that are reported."""
+SUM_PRECISION = 1e-9
+"""How far a sum of rewards, in floats, may be from that of its parts, as a share of what is added."""
 
 _SAVE_HINT = "give a log, or a result saved with -o result.json"
 _AGAIN_HINT = "make the result again"
@@ -66,10 +71,11 @@ def result_from_json(text: str, source: str) -> Result:
         source: name of the file, for messages.
 
     Raises:
-        ResultError: not JSON, not a result, of another schema version, or with values of a wrong type.
+        ResultError: not JSON, not a result, of another schema version, with values of a wrong type, or with totals that
+            its steps and its tail don't add up to; holds the first `MOST_FAULTS` faults.
     """
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
         if "\\ud" in text or "\\uD" in text:
             # JSON can spell half of a surrogate pair, which no output can hold.
             json.dumps(data, ensure_ascii=False).encode()
@@ -86,29 +92,40 @@ def result_from_json(text: str, source: str) -> Result:
     if data.get("schema_version") != RESULT_SCHEMA_VERSION:
         hint = f"this release reads version {RESULT_SCHEMA_VERSION}; make the result again"
         raise ResultError(Problem(f"result schema version {data.get('schema_version')!r}", source, hint))
-    del data["schema_version"]
-    data.setdefault("definitions", "")
     try:
-        result = TypeAdapter(Result).validate_python(data)
+        # Strictly, as a count is no boolean, no text and no float.
+        result = TypeAdapter(Result).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the result"
-        raise ResultError(Problem(f"damaged result: {place}: {first['msg']}", source, _AGAIN_HINT)) from error
-    for name, fault in (
-        ("totals", _row_fault(result.totals, result.metrics)),
-        ("tail", _row_fault(result.tail, result.metrics)),
-        ("ledger", _ledger_fault(result.ledger)),
-        ("coverage", _coverage_fault(result.coverage)),
-        *(("steps", _row_fault(row, result.metrics) or _step_fault(row)) for row in result.steps),
-    ):
-        if fault is not None:
-            raise ResultError(Problem(f"damaged result: {name}: {fault}", source, _AGAIN_HINT))
+        faults = (
+            (".".join(str(part) for part in fault["loc"]) or "the result", fault["msg"])
+            for fault in error.errors(include_url=False)
+        )
+        raise _damaged(faults, source) from error
+    if "definitions" not in data:
+        result = replace(result, definitions="")
+    for faults in (_shape_faults(result), _sum_faults(result)):
+        damage = _damaged(faults, source)
+        if damage.problems:
+            raise damage
     return result
 
 
-def _is_whole(value: object) -> bool:
-    """Whether a value is a whole number of at most 64 bits, as every count and id is."""
-    return type(value) is int and -(2**63) <= value < 2**63
+def _damaged(faults: Iterable[tuple[str, str]], source: str) -> ResultError:
+    """The first faults, each with the part of the result that has it."""
+    return ResultError(
+        Problem(f"damaged result: {place}: {fault}", source, _AGAIN_HINT)
+        for place, fault in islice(faults, MOST_FAULTS)
+    )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. A key twice is refused, as readers disagree on which one counts."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice!r:.60} stands twice in one object")
+    return entries
 
 
 def _no_number(spelling: str) -> float:
@@ -116,45 +133,124 @@ def _no_number(spelling: str) -> float:
     raise ValueError(f"{spelling} is no JSON")
 
 
-def _row_fault(row: RowData, metrics: Sequence[Metric]) -> str | None:
-    """What is wrong with a row; a metric it lacks is no fault."""
+def _is_whole(value: object) -> bool:
+    """Whether a value is a whole number of at most 64 bits, as every count and id is."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
+    """Values that can't be figures, with the part that holds them; a metric that a row lacks is no fault."""
+    rows = (("totals", result.totals), ("tail", result.tail), *(("steps", row) for row in result.steps))
+    for place, row in rows:
+        yield from ((place, fault) for fault in _row_faults(row, result.metrics))
+        if place == "steps":
+            yield from ((place, fault) for fault in _step_faults(row))
+    yield from (("ledger", fault) for fault in _ledger_faults(result.ledger))
+    if not all(map(_is_whole, asdict(result.coverage).values())):
+        yield "coverage", "it holds something else than counts"
+
+
+def _row_faults(row: RowData, metrics: Sequence[Metric]) -> Iterator[str]:
     tasks = row.get(TASKS)
     if not isinstance(tasks, dict):
-        return f"{TASKS} is {tasks!r:.60}"
+        yield f"{TASKS} is {tasks!r:.60}"
+        return
     for part in (row, *tasks.values()):
         if not isinstance(part, dict):
-            return f"a row is {part!r:.60}"
+            yield f"a row is {part!r:.60}"
+            continue
         for metric in metrics:
-            value = part.get(metric.name)
-            is_number = _is_whole(value) or (type(value) is float and math.isfinite(value))
-            if value is not None and not is_number:
-                return f"{metric.name} is {value!r:.60}"
-    return None
+            if metric.name in part and not _is_figure(part[metric.name], metric):
+                yield f"{metric.name} is {part[metric.name]!r:.60}"
 
 
-def _step_fault(row: RowData) -> str | None:
+def _is_figure(value: object, metric: Metric) -> bool:
+    """Whether a metric may be that: a whole number, of rewards also a finite float, null of what does not add up."""
+    if value is None:
+        return metric.total in (Total.MAX, Total.RANK, Total.STATE)
+    return _is_whole(value) or (metric.unit is Unit.REWARD and type(value) is float and math.isfinite(value))
+
+
+def _step_faults(row: RowData) -> Iterator[str]:
     """What is wrong with what only the rows of steps have."""
     step = row.get(TRAIN_STEP)
     if not _is_whole(step):
-        return f"{TRAIN_STEP} is {step!r:.60}"
+        yield f"{TRAIN_STEP} is {step!r:.60}"
     for name in (TAKEN_IDS, EXPIRED_IDS):
         by_task = row.get(name, {})
         if not isinstance(by_task, dict) or not all(
             isinstance(ids, list) and all(map(_is_whole, ids)) for ids in by_task.values()
         ):
-            return f"{name} holds something else than lists of group ids"
-    return None
+            yield f"{name} holds something else than lists of group ids"
 
 
-def _ledger_fault(ledger: dict[str, Any]) -> str | None:
-    """What is wrong with the account of tokens."""
+def _ledger_faults(ledger: dict[str, Any]) -> Iterator[str]:
     tasks = ledger.get(TASKS, {})
     for account in (ledger.get("total", {}), *(tasks.values() if isinstance(tasks, dict) else [tasks])):
         if not isinstance(account, dict) or not all(map(_is_whole, account.values())):
-            return "an account holds something else than tokens"
-    return None
+            yield "an account holds something else than tokens"
 
 
-def _coverage_fault(coverage: Coverage) -> str | None:
-    """What is wrong with what the result stands on."""
-    return None if all(map(_is_whole, asdict(coverage).values())) else "it holds something else than counts"
+def _sum_faults(result: Result) -> Iterator[tuple[str, str]]:
+    """Figures that aren't the sum of their parts: of steps and tail, of tasks, of the tokens that came in."""
+    rows = [*result.steps, result.tail]
+    if result.selection is None:
+        for task in (None, *result.tasks):
+            yield from (("totals", fault) for fault in _total_faults(result, rows, task))
+    for place, row in (("totals", result.totals), *(("steps", row) for row in result.steps), ("tail", result.tail)):
+        where = f" at step {row[TRAIN_STEP]}" if place == "steps" else ""
+        for metric in result.metrics:
+            if metric.total in (Total.SUM, Total.LAST) and metric.name in row:
+                parts = [part.get(metric.name, 0) for part in row[TASKS].values()]
+                if not _adds_up(row[metric.name], parts):
+                    yield (
+                        place,
+                        f"{metric.name}{where} is {row[metric.name]}, and the tasks' are {_sum(parts)} together",
+                    )
+    yield from (("ledger", fault) for fault in _account_faults(result))
+
+
+def _total_faults(result: Result, rows: Sequence[RowData], task: str | None) -> Iterator[str]:
+    """The totals, of a task if named, that steps and tail don't add up to."""
+    total, *parts = (row if task is None else row[TASKS].get(task, {}) for row in (result.totals, *rows))
+    for metric in result.metrics:
+        if metric.total in (Total.SUM, Total.STEP_SUM) and metric.name in total:
+            values = [part.get(metric.name, 0) for part in parts]
+            if not _adds_up(total[metric.name], values):
+                of_task = "" if task is None else f" of task {task}"
+                yield f"{metric.name}{of_task} is {total[metric.name]}, and steps and tail add up to {_sum(values)}"
+
+
+def _account_faults(result: Result) -> Iterator[str]:
+    """Accounts that don't close or that differ from the totals."""
+    accounts = {"": (result.ledger.get("total", {}), result.totals)}
+    for task, account in result.ledger.get(TASKS, {}).items():
+        accounts[f" of task {task}"] = account, result.totals[TASKS].get(task, {})
+    for owner, (account, totals) in accounts.items():
+        missing = [metric.name for metric in (*LEDGER_SOURCES, *LEDGER_FATES) if metric.name not in account]
+        if not missing:
+            came, ended = (sum(account[one.name] for one in side) for side in (LEDGER_SOURCES, LEDGER_FATES))
+            if came != ended:
+                yield f"{came} tokens{owner} came in, and {ended} are accounted for"
+        elif result.definitions == definitions_hash():
+            yield f"the account{owner} lacks {', '.join(missing)}"
+        for name, tokens in account.items():
+            if totals.get(name, tokens) != tokens:
+                yield f"{name}{owner} is {tokens}, and {totals[name]} in the totals"
+    by_task = [account for account, _ in list(accounts.values())[1:]]
+    for name, tokens in result.ledger.get("total", {}).items():
+        together = sum(account.get(name, 0) for account in by_task)
+        if together != tokens:
+            yield f"{name} is {tokens}, and the tasks' are {together} together"
+
+
+def _adds_up(total: int | float, parts: Sequence[int | float]) -> bool:
+    together = _sum(parts)
+    if type(total) is type(together) is int:
+        return total == together
+    return abs(total - together) <= SUM_PRECISION * max(1.0, math.fsum(map(abs, parts)))
+
+
+def _sum(parts: Sequence[int | float]) -> int | float:
+    """Exact for whole numbers; for floats as near as they can be."""
+    return math.fsum(parts) if any(type(part) is float for part in parts) else sum(parts)
