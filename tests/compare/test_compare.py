@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import Row, make_digest, numbered, put, refresh, sample, take, write_log
 from tests.compare.results import made_result, totals_of
@@ -233,6 +234,9 @@ def change(a: Any, b: Any, name: str = "dropped_tokens") -> FigureChange:
         (7, 7, ("7", "7", "0", "0.0 %"), Effect.NONE),
         (0, 0, ("0", "0", "0", "0.0 %"), Effect.NONE),
         (0, 5, ("0", "5", "+5", "from 0"), Effect.WORSE),
+        (-100, -98, ("-100", "-98", "+2", "+2.0 %"), Effect.WORSE),
+        (-100, -102, ("-100", "-102", "-2", "-2.0 %"), Effect.BETTER),
+        (-4, 4, ("-4", "4", "+8", "+200.0 %"), Effect.WORSE),
         (10**6, 10**6 + 1, ("1,000,000", "1,000,001", "+1", "+<0.1 %"), Effect.WORSE),
         (None, None, ("–", "–", "0", "–"), Effect.NONE),
         (None, 3, ("–", "3", "–", "–"), Effect.NONE),
@@ -245,6 +249,17 @@ def test_changes_of_a_figure(a: Any, b: Any, cells: tuple[str, ...], effect: Eff
     one = change(a, b)
     assert change_cells(one) == (*cells, str(effect))
     assert one.differs is (a != b)
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
+def test_the_relative_change_has_the_sign_of_the_change(a: int, b: int):
+    relative = change(a, b).relative
+    if a == 0:
+        assert relative is None
+    else:
+        assert relative is not None
+        assert (relative > 0, relative < 0) == (b > a, b < a)
+        assert a + relative * abs(a) == b
 
 
 def test_the_effect_follows_the_better_direction():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenaudit.log.cache
+from tests.builders import make_digest, put
 from tests.conftest import ROOT, SAMPLE
 from tokenaudit.log.cache import DigestCache
 from tokenaudit.log.digest import Digest
@@ -34,6 +36,24 @@ def cache(tmp_path: Path, notes: list[str]) -> DigestCache:
 
 def entries(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "others"),
+    [(("ab", "c"), ("a", "bc")), (("ab", "c"), ("abc", "")), (("a", "b"), ("a\0b",)), (("a",), ("a", ""))],
+)
+def test_the_content_hash_knows_where_a_task_name_ends(tasks: tuple[str, ...], others: tuple[str, ...]):
+    digest = make_digest([put(1, 1)])
+    one, other = (replace(digest, tasks=names) for names in (tasks, others))
+    assert one.content_hash() != other.content_hash()
+
+
+def test_logs_of_other_tasks_with_the_same_letters_are_other_logs():
+    one, other = (
+        make_digest([put(1, 1, task_name=first), put(2, 2, task_name=second)])
+        for first, second in (("ab", "c"), ("a", "bc"))
+    )
+    assert one.content_hash() != other.content_hash()
 
 
 def refuse_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
