@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,9 @@ from tokenaudit.log.columns import Bools
 
 MOST_KEPT = 10_000
 """Findings of one rule that are kept one by one; the others are only counted, so memory stays bounded."""
+BUCKETS = 1024
+"""Parts among which identities are counted where not all findings are kept."""
+_HASH_BYTES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,44 @@ class Finding:
 
 
 @dataclass(slots=True)
+class Identities:
+    """Identities without their text: how many fall in each bucket of their hash, and the sums of the hashes there.
+
+    Attributes:
+        counts: by bucket, of shape [BUCKETS].
+        sums: by bucket, modulo 2**48, so that every reader of JSON keeps them.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    sums: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    def add(self, identity: str) -> None:
+        """Count an identity."""
+        digest = hashlib.blake2b(identity.encode(errors="backslashreplace"), digest_size=_HASH_BYTES).digest()
+        value = int.from_bytes(digest, "little")
+        bucket = value % BUCKETS
+        self.counts[bucket] += 1
+        self.sums[bucket] = (self.sums[bucket] + value) % 2 ** (8 * _HASH_BYTES)
+
+    def new_since(self, known: Identities) -> int:
+        """How many of these aren't among those known, at least; 0 only if no bucket has more, or as many others."""
+        new = 0
+        for count, total, count_known, total_known in zip(
+            self.counts, self.sums, known.counts, known.sums, strict=True
+        ):
+            new += max(0, count - count_known) or int(count == count_known and total != total_known)
+        return new
+
+    @classmethod
+    def of(cls, identities: Iterable[str]) -> Identities:
+        """Those of listed findings."""
+        made = cls()
+        for identity in identities:
+            made.add(identity)
+        return made
+
+
+@dataclass(slots=True)
 class Findings:
     """What the check of one rule finds.
 
@@ -85,6 +127,7 @@ class Findings:
         kept: the first of them, at most `MOST_KEPT`.
         checked: what the rule looked at.
         unit: what `checked` counts.
+        identities: those of all findings by severity, once there are more than are kept.
     """
 
     rule: AuditRule
@@ -92,6 +135,7 @@ class Findings:
     kept: list[Finding] = field(default_factory=list)
     checked: int = 0
     unit: str = "rows"
+    identities: dict[Severity, Identities] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -104,6 +148,8 @@ class Findings:
         self.counts[level] += 1
         if len(self.kept) < MOST_KEPT:
             self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message))
+        else:
+            self._add_unlisted(subject, level)
 
     def add_rows(
         self,
@@ -117,8 +163,16 @@ class Findings:
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
             self.add(subject(row), message(row), severity)
-        if len(rows) > room:
-            self.counts[severity or self.rule.severity] += len(rows) - room
+        level = severity or self.rule.severity
+        for row in rows[room:].tolist():
+            self.counts[level] += 1
+            self._add_unlisted(subject(row), level)
+
+    def _add_unlisted(self, subject: Subject, level: Severity) -> None:
+        if not self.identities:
+            for severity in Severity:
+                self.identities[severity] = Identities.of(f.identity for f in self.kept if f.severity is severity)
+        self.identities[level].add(f"{self.rule.name}|{subject.identity}")
 
     def add_checked(self, count: int, unit: str = "rows") -> None:
         """Note how much the check looked at."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.findings import Finding, Findings, marked_new
+from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError
 
@@ -159,41 +159,91 @@ def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> A
     Raises:
         ResultError: the baseline is no saved audit.
     """
-    known, counts = _known(baseline, source)
-    findings = marked_new(report.findings, known)
+    known = _known(baseline, source)
+    findings = marked_new(report.findings, Counter(finding for listed in known.listed.values() for finding in listed))
     runs: list[RuleRun] = []
+    settled = set[tuple[str, Severity]]()
     for run in report.runs:
         new: dict[Severity, int] = {}
         for severity in Severity if run.findings else ():
             kept = [f for f in findings if f.code == run.rule.code and f.severity is severity]
             listed = sum(finding.is_new for finding in kept)
-            # Findings beyond those kept have no identity, so only their number can be compared.
             unlisted = run.count(severity) - len(kept)
-            unlisted_known = max(0, counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
-            new[severity] = listed + max(0, unlisted - unlisted_known)
+            before = known.identities_of(run.rule.name, severity)
+            if before is None:
+                # A baseline saved before identities were counted: of those not kept only the number can be compared.
+                unlisted_known = max(0, known.counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
+                new[severity] = listed + max(0, unlisted - unlisted_known)
+            elif run.findings and run.findings.identities:
+                new[severity] = run.findings.identities[severity].new_since(before)
+            elif known.is_counted(run.rule.name, severity):
+                new[severity] = Identities.of(finding.identity for finding in kept).new_since(before)
+            else:
+                new[severity] = listed
+            if not new[severity]:
+                # Known, though not listed there.
+                settled.add((run.rule.code, severity))
         runs.append(replace(run, new=new))
+    findings = [replace(f, is_new=False) if (f.code, f.severity) in settled else f for f in findings]
     return replace(report, runs=tuple(runs), findings=tuple(findings), has_baseline=True)
 
 
-def _known(baseline: Mapping[str, Any], source: str) -> tuple[dict[str, int], dict[tuple[str, Severity], int]]:
+@dataclass(slots=True)
+class _Known:
+    """What a baseline knows by rule name and severity.
+
+    Attributes:
+        listed: the identities it lists.
+        counts: how many findings it has.
+        counted: all identities, where it lists only some.
+    """
+
+    listed: defaultdict[tuple[str, Severity], list[str]]
+    counts: dict[tuple[str, Severity], int]
+    counted: dict[tuple[str, Severity], Identities]
+
+    def is_counted(self, rule: str, severity: Severity) -> bool:
+        """Whether the baseline lists only some of the findings."""
+        return (rule, severity) in self.counted
+
+    def identities_of(self, rule: str, severity: Severity) -> Identities | None:
+        """Those of all findings; None where the baseline doesn't know them."""
+        key = (rule, severity)
+        if key in self.counted:
+            return self.counted[key]
+        listed = self.listed[key]
+        return Identities.of(listed) if len(listed) >= self.counts.get(key, 0) else None
+
+
+def _known(baseline: Mapping[str, Any], source: str) -> _Known:
     hint = "give a file saved with `tokenaudit audit LOG -o findings.json`"
     if baseline.get("kind") != KIND_AUDIT:
         raise ResultError(Problem("the baseline is no saved audit", source, hint))
     if baseline.get("schema_version") != AUDIT_SCHEMA_VERSION:
         what = f"baseline schema version {baseline.get('schema_version')!r}"
         raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}; save it again"))
-    known = Counter[str]()
-    counts: dict[tuple[str, Severity], int] = {}
+    known = _Known(defaultdict(list), {}, {})
     try:
         for entry in baseline["findings"]:
-            known[str(entry["identity"])] += 1
+            known.listed[str(entry["name"]), Severity(entry["severity"])].append(str(entry["identity"]))
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
-                counts[str(rule["name"]), Severity(severity)] = int(count)
+                known.counts[str(rule["name"]), Severity(severity)] = int(count)
+            for severity, entry in rule.get("identities", {}).items():
+                known.counted[str(rule["name"]), Severity(severity)] = _identities(entry)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"damaged baseline: {type(error).__name__}: {error}"
         raise ResultError(Problem(what, source, hint)) from error
-    return known, counts
+    return known
+
+
+def _identities(data: Mapping[str, Any]) -> Identities:
+    """Read what `asdict` wrote. Raises a ValueError where it isn't that."""
+    counts, sums = data["counts"], data["sums"]
+    for numbers in (counts, sums):
+        if not isinstance(numbers, list) or len(numbers) != BUCKETS or any(type(one) is not int for one in numbers):
+            raise ValueError(f"identities are no {BUCKETS} whole numbers")
+    return Identities(counts, sums)
 
 
 def report_json(report: AuditReport) -> str:
@@ -227,6 +277,8 @@ def report_data(report: AuditReport) -> dict[str, Any]:
 
 def _run_data(run: RuleRun) -> dict[str, Any]:
     findings = run.findings
+    counted = findings.identities if findings else {}
+    identities = {str(severity): asdict(entry) for severity, entry in counted.items() if findings.counts[severity]}
     return {
         "code": run.rule.code,
         "name": run.rule.name,
@@ -237,6 +289,7 @@ def _run_data(run: RuleRun) -> dict[str, Any]:
         "checked_unit": findings.unit if findings else "",
         "counts": {str(severity): findings.counts[severity] for severity in Severity} if findings else {},
         "kept": len(findings.kept) if findings else 0,
+        **({"identities": identities} if identities else {}),
     }
 
 
