@@ -41,7 +41,7 @@ def mask(
         int | None,
         typer.Option(
             metavar="STEP",
-            help="Also what is still held right after the take of STEP, masked as at STEP; adds the column `taken`.",
+            help="Also what is still held right after the take of STEP, masked as at STEP; `taken` is false there.",
         ),
     ] = None,
     timeline: TimelineOption = None,
@@ -54,7 +54,8 @@ def mask(
     """Write the token masks of every response that replay takes.
 
     One row per response, in the order of the log: train_step, task_name, group_id, rollout_id, segment,
-    effective_mask (1 = trained) and its counts trained_tokens, masked_stale_tokens, masked_semantic_tokens.
+    effective_mask (1 = trained), its counts trained_tokens, masked_stale_tokens and masked_semantic_tokens, and
+    taken.
     """
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)

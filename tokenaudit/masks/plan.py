@@ -10,16 +10,18 @@ import numpy as np
 
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError
-from tokenaudit.lifecycle.events import GroupExpired, GroupTaken, MembersExpired, Where
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.events import GroupTaken
 from tokenaudit.lifecycle.staleness import oldest_fresh_version
 from tokenaudit.lifecycle.types import Response
 from tokenaudit.log.columns import Bools, Int64s
-from tokenaudit.log.digest import Digest
+from tokenaudit.log.digest import KIND_CODE, Digest
 from tokenaudit.masks.backends import Int32s
 from tokenaudit.replay.events import HeldGroup, HeldGroups, Key, RunEvent, StepClosed
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import TimelineKind
 
+_REFRESH = KIND_CODE[EventKind.REFRESH]
 _COLUMNS = (
     "row", "train_step", "task", "group_id", "rollout_id", "segment", "oldest_fresh", "is_taken", "run_count",
 )  # fmt: skip
@@ -100,48 +102,54 @@ def plan_masks(
     unknown = sorted((wanted.tasks or frozenset()).difference(tasks))
     if unknown:
         raise UsageError(Problem(f"there is no task {unknown[0]!r}", digest.name, f"tasks: {', '.join(tasks)}"))
-    planner = _Planner(tasks, config, wanted)
-    planner.follow(replay(digest, config, timeline, on_progress))
+    planner = _Planner(tasks, config, wanted, digest)
+    planner.follow(replay(digest, config, timeline, on_progress, planner.begin_log_event))
     return planner.plan(digest)
 
 
 class _Planner:
     """Gathers what is wanted from the events of a run."""
 
-    def __init__(self, tasks: list[str], config: Config, wanted: Selection) -> None:
+    def __init__(self, tasks: list[str], config: Config, wanted: Selection, digest: Digest) -> None:
         self._tasks = tasks
         self._wanted = wanted
+        self._untaken_step = wanted.untaken_step
+        self._log_events = digest.events
+        self._held = HeldGroups()
+        self._before_refresh: Mapping[Key, HeldGroup] | None = None
         self._codes = {task: code for code, task in enumerate(tasks)}
         self._policies = {task: config.expiry_policy(task) for task in tasks}
         self._columns: dict[str, array[int]] = {name: array("q") for name in _COLUMNS}
         self._runs = array("i")
 
-    def follow(self, events: Iterable[RunEvent]) -> None:
-        """Go through a run; what is held is followed until the row of the untaken step closes.
+    def begin_log_event(self, index: int) -> None:
+        """Keep what is held before a refresh that may belong to the row of the untaken step.
 
-        Where the refresh of the next step belongs to that row, what was held before it counts.
+        The row then closes before the next event of the log, and what was held right after its take counts.
         """
+        self._before_refresh = None
+        events, untaken_step = self._log_events, self._untaken_step
+        if untaken_step is not None and events.kind[index] == _REFRESH and events.train_step[index] == untaken_step + 1:
+            self._before_refresh = dict(self._held)
+
+    def follow(self, events: Iterable[RunEvent]) -> None:
+        """Go through a run; what is held is followed until the row of the untaken step closes."""
         steps: list[int] = []
-        held = HeldGroups()
-        before_refresh: Mapping[Key, HeldGroup] | None = None
-        untaken_step = self._wanted.untaken_step
         for event in events:
             if isinstance(event, GroupTaken):
                 threshold = event.token_stale_threshold
                 self._add(event.task_name, event.group_id, event.train_step, threshold, event.responses, True)
             if isinstance(event, StepClosed):
                 steps.append(event.train_step)
-                if event.train_step == untaken_step:
-                    self._hold(held if before_refresh is None else before_refresh, untaken_step)
-                    untaken_step = None
-                before_refresh = None
-            elif untaken_step is not None:
-                if before_refresh is None and _is_refresh_after(event, untaken_step):
-                    before_refresh = dict(held)
-                held.observe(event)
+                if event.train_step == self._untaken_step:
+                    held = self._held if self._before_refresh is None else self._before_refresh
+                    self._hold(held, event.train_step)
+                    self._untaken_step = None
+            elif self._untaken_step is not None:
+                self._held.observe(event)
         hint = f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
-        if untaken_step is not None:
-            raise UsageError(Problem(f"--include-untaken {untaken_step}: the run has no such step", None, hint))
+        if self._untaken_step is not None:
+            raise UsageError(Problem(f"--include-untaken {self._untaken_step}: the run has no such step", None, hint))
         if self._wanted.steps is not None:
             first, last = self._wanted.steps
             if not any(first <= step <= last for step in steps):
@@ -207,10 +215,3 @@ class _Planner:
             run_tokens=np.ascontiguousarray(runs[:, 1]),
             run_trainable=np.ascontiguousarray(runs[:, 2]),
         )
-
-
-def _is_refresh_after(event: RunEvent, train_step: int) -> bool:
-    """Whether the refresh of the next step expires something; until then it changes nothing that is held."""
-    if isinstance(event, MembersExpired):
-        return event.train_step == train_step + 1
-    return isinstance(event, GroupExpired) and event.where is Where.REFRESH and event.train_step == train_step + 1

@@ -60,8 +60,8 @@ class _Part(NamedTuple):
     pending: Pending
 
 
-def mask_schema(plan: MaskPlan, metadata: dict[str, str]) -> pa.Schema:
-    """The columns of a file of masks; `taken` only where the plan lists responses that are only held."""
+def mask_schema(metadata: dict[str, str]) -> pa.Schema:
+    """The columns of a file of masks."""
     fields: dict[str, pa.DataType] = {
         "train_step": pa.int32(),
         "task_name": pa.dictionary(pa.int32(), pa.string()),
@@ -72,9 +72,8 @@ def mask_schema(plan: MaskPlan, metadata: dict[str, str]) -> pa.Schema:
         m.TRAINED_TOKENS.name: pa.int64(),
         m.MASKED_STALE_TOKENS.name: pa.int64(),
         m.MASKED_SEMANTIC_TOKENS.name: pa.int64(),
+        "taken": pa.bool_(),
     }
-    if not plan.is_taken.all():
-        fields["taken"] = pa.bool_()
     return pa.schema(list(fields.items()), metadata=metadata)
 
 
@@ -114,7 +113,7 @@ def write_masks(
         META_INPUT: content_hash,
         META_CONFIG: json.dumps(config, ensure_ascii=False),
     }
-    schema = mask_schema(plan, metadata)
+    schema = mask_schema(metadata)
     totals = MaskTotals()
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for part in _computed(log, plan, tokens, backend, on_progress):
