@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +18,9 @@ import pytest
 import tokenaudit
 from tests.test_rooms import PACKAGE, ROOMS
 from tokenaudit.config.toml import override_texts
-from tokenaudit.contracts.errors import ConfigError, ResultError, RuleError, UsageError
+from tokenaudit.contracts.errors import ConfigError, Problem, ResultError, RuleError, TokenauditError, UsageError
 from tokenaudit.log.cache import DigestCache
-from tokenaudit.replay.request import RunOptions, RunRequest, TimelineKind
+from tokenaudit.replay.request import TAKEN_BY, RunOptions, RunRequest, TimelineKind
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json
 from tokenaudit.replay.session import LoadedLog, Run
@@ -228,15 +230,18 @@ def test_every_result_has_a_short_and_informative_repr(result: Result, log: Load
 WRONG: list[tuple[str, Callable[[LoadedLog, Result], object], type[Exception], list[str]]] = [
     (
         "every wrong option is named at once",
-        lambda log, _: log.replay(overide=1, steps=0, timeline="reorded", overrides="a=1"),  # type: ignore[call-arg]
+        lambda log, _: log.replay(overide=1, isolated=0, timeline="reorded", overrides="a=1"),  # type: ignore
         UsageError,
-        ["there is no option 'overide'", "steps is 0", "timeline is 'reorded'", "overrides is 'a=1'"],
+        ["there is no option 'overide'", "isolated is 0", "timeline is 'reorded'", "overrides is 'a=1'"],
     ),
     ("a switch", lambda log, _: log.replay(with_groups=1), UsageError, ["with_groups is 1"]),  # type: ignore[arg-type]
     ("a path", lambda log, _: log.replay(working_dir=3), UsageError, ["working_dir is 3"]),  # type: ignore[arg-type]
     ("a config", lambda log, _: log.replay(config=3), UsageError, ["config is 3"]),  # type: ignore[arg-type]
     ("a config file", lambda log, _: log.replay(config_path=3), UsageError, ["config_path is 3"]),  # type: ignore[arg-type]
-    ("a cache", lambda log, _: log.replay(cache=3), UsageError, ["cache is 3"]),  # type: ignore[arg-type]
+    ("a count", lambda *_: tokenaudit.simulate_workload(SAMPLE, steps=0), UsageError, ["steps is 0"]),
+    ("a cache", lambda *_: tokenaudit.load_log(SAMPLE, cache=3), UsageError, ["cache is 3"]),  # type: ignore[arg-type]
+    ("a number", lambda _, result: tokenaudit.diff_results(result, result, top=-1), UsageError, ["top is -1"]),
+    ("a switch for a number", lambda _, a: tokenaudit.diff_results(a, a, top=True), UsageError, ["top is True"]),
     ("progress", lambda log, _: log.replay(on_progress=3), UsageError, ["on_progress is 3"]),  # type: ignore[arg-type]
     ("no path", lambda *_: tokenaudit.load_log(None), UsageError, ["None is no path"]),  # type: ignore[arg-type]
     ("a list of no paths", lambda *_: tokenaudit.load_log([]), UsageError, ["no log is named"]),
@@ -302,3 +307,71 @@ def test_results_of_different_logs_are_compared_on_demand(result: Result, tmp_pa
         tokenaudit.gate_result(other, baseline=result)
     assert tokenaudit.diff_results(result, other, allow_different_log=True).differs
     assert tokenaudit.gate_result(other, baseline=result, allow_different_log=True).verdicts
+
+
+def test_an_uncaught_error_prints_what_where_and_hint_of_the_first_problems():
+    problems = [Problem(f"key {number} is \x1b[31m", f"config: {number}", "leave it out") for number in range(7)]
+    error = ConfigError(problems)
+    lines = str(error).split("\n")
+    assert lines[:4] == [r"key 0 is \x1b[31m", "  at: config: 0", "  hint: leave it out", r"key 1 is \x1b[31m"]
+    assert lines[-2:] == ["  hint: leave it out", "and 2 more problems"]
+    assert str(ConfigError(problems[:6])).endswith("\nand 1 more problem")
+    assert str(UsageError(Problem("a"))) == "a"
+    assert error.summary.count("; ") == 6
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.problems) == (ConfigError, error.problems)
+
+
+UNUSABLE: dict[str, Callable[..., object]] = {
+    "replay_log": lambda _, **options: tokenaudit.replay_log(SAMPLE, **options),
+    "LoadedLog.replay": lambda log, **options: log.replay(**options),
+    "inspect_log": lambda _, **options: tokenaudit.inspect_log(SAMPLE, **options),
+    "audit_log": lambda _, **options: tokenaudit.audit_log(SAMPLE, **options),
+    "simulate_workload": lambda _, **options: tokenaudit.simulate_workload(SAMPLE, **options),
+}
+
+
+@pytest.mark.parametrize("function", TAKEN_BY)
+def test_an_option_that_would_change_nothing_is_refused(function: str, log: LoadedLog):
+    values = {"steps": 3, "simulate": True, "prompt_order": "group-id", "timeline": "recorded", "cache": "c",
+              "quarantine": True, "max_concurrency": 2, "token_time_us": 1, "with_groups": True}  # fmt: skip
+    for name in values.keys() - set(TAKEN_BY[function]):
+        with pytest.raises(UsageError) as caught:
+            UNUSABLE[function](log, **{name: values[name]})
+        assert caught.value.problems == (
+            Problem(f"{function} takes no option {name!r}", None, f"options: {', '.join(TAKEN_BY[function])}"),
+        )
+    assert "simulate" not in TAKEN_BY[function], "which function is called says that"
+
+
+def test_a_keyword_that_a_function_does_not_take_is_a_type_error_everywhere(log: LoadedLog, result: Result):
+    calls: list[Callable[..., object]] = [
+        *(lambda function=function, **options: UNUSABLE[function](log, **options) for function in UNUSABLE),
+        lambda **options: tokenaudit.load_log(SAMPLE, **options),
+        lambda **options: tokenaudit.diff_results(result, result, **options),
+        lambda **options: tokenaudit.gate_result(result, **options),
+        lambda **options: tokenaudit.steps_frame(result, **options),
+        lambda **options: tokenaudit.Recorder("nowhere", **options),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="tpo"):
+            call(tpo=1)
+    with pytest.raises(TokenauditError) as caught:
+        tokenaudit.audit_log(SAMPLE, rule=["V"])  # type: ignore[call-arg]
+    assert caught.value.problems[0].hint == "did you mean 'rules'?"
+
+
+def test_signatures_are_short_enough_to_read():
+    for name in tokenaudit.__all__:
+        value = getattr(tokenaudit, name)
+        if callable(value):
+            assert len(str(inspect.signature(value))) < 500, name
+
+
+def test_one_of_a_thing_is_no_plural(tmp_path: Path):
+    with tokenaudit.Recorder(tmp_path / "log") as recorder:
+        recorder.put([RESPONSE], group_id=0, train_step=1, model_step=0)
+        recorder.take(train_step=1, batch_size=1)
+    assert ": 1 step, 5 tokens produced, " in repr(tokenaudit.load_log(tmp_path / "log").replay())
+    view = repr(tokenaudit.inspect_log(tmp_path / "log"))
+    assert ": 2 rows, 1 group, 5 tokens, tasks: 1, " in view

@@ -59,6 +59,10 @@ def test_every_import_format_and_every_command_has_a_topic(run_cli: Callable[...
     ("words", "hint"),
     [
         (["metric"], "did you mean 'metrics'?"),
+        (["AUDIT"], "did you mean 'audit'?"),
+        (["import", "SLIM"], "did you mean 'slime'?"),
+        (["V001"], "`tokenaudit explain V001` shows an audit rule."),
+        (["v001"], "`tokenaudit explain V001` shows an audit rule."),
         (["import", "slim"], "did you mean 'slime'?"),
         (["gate", "slime"], "topics: commands, columns"),
         (["import", "slime", "more"], "topics: commands, columns"),
@@ -70,17 +74,19 @@ def test_what_is_no_topic_is_2_and_names_the_nearest(words: list[str], hint: str
     ran = run_cli("help", *words)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"error: there is no help topic {' '.join(words)!r}\n  hint: {hint}")
-    assert "`tokenaudit help` lists all" in ran.err
+    assert ran.err.endswith(("? `tokenaudit help` lists all\n", ". `tokenaudit help` lists all\n"))
 
 
-def on_a_terminal(*arguments: str, lines: int = 20, **environment: str) -> tuple[int, str]:
-    """Exit code and output of `tokenaudit help` on a terminal of 100 columns."""
+def on_a_terminal(
+    *arguments: str, lines: int = 20, columns: int = 100, stdin: int | None = None, **environment: str
+) -> tuple[int, str]:
+    """Exit code and output of `tokenaudit help` on a terminal, which is also standard input unless there is `stdin`."""
     owner, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 100, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("PAGER", "LESS", "COLUMNS", "LINES")}
     process = subprocess.Popen(
         [sys.executable, "-m", "tokenaudit", "help", *arguments],
-        cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal,
+        cwd=ROOT, stdin=terminal if stdin is None else stdin, stdout=terminal, stderr=terminal,
         env=kept | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"} | environment,
     )  # fmt: skip
     os.close(terminal)
@@ -112,3 +118,24 @@ def test_longer_text_goes_through_the_pager(tmp_path: Path):
         code, out = on_a_terminal("metrics", PAGER=none, NO_COLOR="1")
         assert code == 0
         assert "expired_groups" in out
+
+
+def test_without_a_keyboard_there_is_no_pager():
+    code, out = on_a_terminal("metrics", PAGER="echo paged; cat", stdin=subprocess.DEVNULL, NO_COLOR="1")
+    assert code == 0
+    assert "expired_groups" in out
+    assert "paged" not in out
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("topic", ["metrics", "rules", "columns", "python"])
+def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int):
+    code, out = on_a_terminal(topic, PAGER="cat", NO_COLOR="1", columns=columns)
+    assert code == 0
+    rows = [line for line in find_topic([topic]).text.splitlines() if line.startswith("| ")]
+    names = {cell.strip(" `*") for row in rows for cell in row.split("|")[1:3] if cell.strip().startswith("`")}
+    names = {name for name in names if " " not in name}
+    assert len(names) > 5
+    assert out.count("\u2026") == find_topic([topic]).text.count("\u2026"), "what an ellipsis cuts can't be copied"
+    assert names <= set(out.split())
+    assert max(map(len, out.splitlines())) <= columns

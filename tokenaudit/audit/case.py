@@ -109,8 +109,3 @@ def add_faults(case: Case, findings: Findings, *checks: StructuralCheck, rows: R
         same = list(group)
         where = np.logical_or.reduce([check.where(looked_at) for check in same])
         findings.add_rows(case.table.subject, where, partial(same[0].message, looked_at))
-
-
-def plural(count: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import Any
 from tokenaudit import __version__
 from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
-from tokenaudit.contracts.errors import Problem, ResultError
+from tokenaudit.contracts.errors import Problem, ResultError, plural
 
 KIND_AUDIT = "tokenaudit.audit"
 AUDIT_SCHEMA_VERSION = 1
@@ -115,8 +115,9 @@ class AuditReport:
     def __repr__(self) -> str:
         counts = ", ".join(f"{self.count(severity)} {severity}" for severity in Severity)
         codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        rules = plural(sum(run.ran for run in self.runs), "rule")
         return (
-            f"AuditReport({self.name}: {self.rows:,} rows, {sum(run.ran for run in self.runs)} rules run;"
+            f"AuditReport({self.name}: {plural(self.rows, 'row')}, {rules} run;"
             f" findings: {counts}{f' ({codes})' if codes else ''}; exit code {self.exit_code()})"
         )
 

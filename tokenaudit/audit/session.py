@@ -37,7 +37,7 @@ _COLUMNS = tuple(column.name for column in COLUMNS if column.name not in ("gener
 def audit_log(
     paths: Paths | RunRequest,
     *,
-    rules: Sequence[AuditRule | str] = RULES,
+    rules: Sequence[AuditRule | str] | None = None,
     epsilon: float = CLIP_EPSILON,
     **options: Unpack[RunOptions],
 ) -> AuditReport:
@@ -45,7 +45,7 @@ def audit_log(
 
     Args:
         paths: files, folders or glob patterns that make up one log; or a whole request.
-        rules: the rules to run; texts are codes, beginnings of codes, or names.
+        rules: the rules to run; texts are codes, beginnings of codes, or names; None: all.
         epsilon: half the width of the range that importance ratios should be in.
         options: what else a `RunRequest` holds: `config` (without one: what is found, else the log's own),
             `overrides`, `isolated`, `working_dir`, `on_progress`.
@@ -55,9 +55,10 @@ def audit_log(
         ConfigError: the config can't be used, or an override names a task that the log lacks.
         UsageError: a text names no rule, or there is no such option.
     """
-    request = RunRequest.of(paths, options)
-    named = [rule for rule in rules if isinstance(rule, str)]
-    chosen = [rule for rule in rules if isinstance(rule, AuditRule)]
+    request = RunRequest.of(paths, options, "audit_log")
+    asked = RULES if rules is None else rules
+    named = [rule for rule in asked if isinstance(rule, str)]
+    chosen = [rule for rule in asked if isinstance(rule, AuditRule)]
     chosen += select_rules(named, (), RULES) if named else ()
     files = open_for_audit(request.paths)
     settings = settings_for(files.log, request)

@@ -56,8 +56,25 @@ def _listing() -> str:
 
 def _laid_out(markdown: str) -> str:
     """Markdown as the terminal shows it."""
-    from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown, TableElement
+    from rich.table import Table
+
+    class WholeNames(TableElement):
+        """A table whose columns of single words keep their width, so that names can be copied; nothing is cut off."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for table in super().__rich_console__(console, options):
+                assert isinstance(table, Table)
+                for column in table.columns:
+                    column.overflow = "fold"
+                    cells = [str(cell) for cell in column.cells]
+                    if cells and not any(" " in cell.rstrip(" *") for cell in cells):  # a star points at a note
+                        column.width = max(map(len, [*cells, *str(column.header).split()]))
+                yield table
+
+    class Text(Markdown):
+        elements = Markdown.elements | {"table_open": WholeNames}
 
     colored = streams.wants_color()
     console = Console(
@@ -69,7 +86,7 @@ def _laid_out(markdown: str) -> str:
         legacy_windows=False,
     )
     with console.capture() as captured:
-        console.print(Markdown(markdown))
+        console.print(Text(markdown))
     return captured.get()
 
 

@@ -120,13 +120,7 @@ def show_notices(notices: Iterable[Notice]) -> None:
 def show_problems(problems: Iterable[Problem]) -> None:
     """Show errors on standard error, three short lines each: what, where, what to do."""
     for problem in problems:
-        lines = [f"error: {problem.what}"]
-        if problem.where:
-            lines.append(f"  at: {problem.where}")
-        if problem.hint:
-            lines.append(f"  hint: {problem.hint}")
-        for line in lines:
-            _say(printable(line))
+        _say(f"error: {problem}")
 
 
 def show_usage_error(error: typer.TyperException) -> None:

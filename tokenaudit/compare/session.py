@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenaudit.compare.compare import Comparison, Side, compare
 from tokenaudit.compare.metric_values import figures_named
-from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError, shown
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.session import Run, result_of
 
@@ -26,12 +26,14 @@ def diff_results(
         a: the result to compare with: a result, a run, or a file saved with -o.
         b: the result that is compared.
         metrics: names of the metrics and rates to compare; None: everything that either side has.
-        top: how many of the steps with the largest change to name.
+        top: how many of the steps with the largest change to name, at least 0.
         allow_different_log: compare results of different logs.
 
     Raises:
         TokenauditError: a side can't be used, a metric is unknown, or the sides come from different logs.
     """
+    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
+        raise UsageError(Problem(f"top is {shown(top)}", None, "it is a whole number of 0 or more"))
     sides = Side("A", result_of(a)), Side("B", result_of(b))
     if not allow_different_log:
         check_same_log(*sides)

@@ -26,6 +26,11 @@ class Problem:
     where: str | None = None
     hint: str | None = None
 
+    def __str__(self) -> str:
+        """Three short lines at most, safe to show: what, where, what to do."""
+        lines = (self.what, self.where and f"  at: {self.where}", self.hint and f"  hint: {self.hint}")
+        return "\n".join(printable(line) for line in lines if line)
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -47,11 +52,26 @@ class TokenauditError(Exception):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("; ".join(problem.what for problem in self.problems))
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        """The first problems in full, and how many more there are; for one line there is `summary`."""
+        more = len(self.problems) - _MOST_SHOWN
+        shown_ones = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        return "\n".join([*shown_ones, f"and {plural(more, 'more problem')}"] if more > 0 else shown_ones)
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, all of it in one line, without places and hints."""
+        return "; ".join(problem.what for problem in self.problems)
 
 
 class UsageError(TokenauditError):
     """Arguments that contradict each other or name what isn't there."""
+
+
+class KeywordError(UsageError, TypeError):
+    """A keyword that a function doesn't take; a `TypeError` too, as Python's own word for that."""
 
 
 class ConfigError(TokenauditError):
@@ -84,6 +104,8 @@ class LedgerError(AssertionError):
 
 _LONGEST_NAME = 200
 """Characters of a name that are compared with those that exist."""
+_MOST_SHOWN = 5
+"""Problems that an uncaught error shows."""
 _MOST_LISTED = 100
 """Names that a hint lists; a log may have a thousand tasks."""
 
@@ -116,6 +138,11 @@ def shown(value: object) -> str:
         return _SHORT.repr(value)[:60]
     except ValueError:
         return type(value).__name__
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -49,6 +50,8 @@ _ALIASES = {
 }
 """Commands and formats that another topic explains."""
 
+_RULE_CODE = re.compile(r"[A-Za-z][0-9]{3}")
+
 
 @dataclass(frozen=True, slots=True)
 class Topic:
@@ -87,7 +90,12 @@ def find_topic(words: Sequence[str]) -> Topic:
     if name in TOPICS and len(words) == 1:
         return _read(name)
     asked, known = (words[1], TRAINERS) if words[0] == "import" and len(words) == 2 else (" ".join(words), TOPICS)
-    hint = nearest_hint(asked, [*known, *(alias for alias, target in _ALIASES.items() if target in known)], "topics")
+    options = [*known, *(alias for alias, target in _ALIASES.items() if target in known)]
+    hint = nearest_hint(asked.lower(), options, "topics")
+    if _RULE_CODE.fullmatch(asked):
+        hint = f"`tokenaudit explain {asked.upper()}` shows an audit rule."
+    elif not hint.endswith("?"):
+        hint += "."
     raise UsageError(
         Problem(f"there is no help topic {' '.join(words)!r}", None, f"{hint} `tokenaudit help` lists all")
     )

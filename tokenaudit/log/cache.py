@@ -103,7 +103,7 @@ class DigestCache:
         except OSError as error:
             self._on_note(f"note: the digest isn't kept in {self._folder}: {error.strerror or error}")
         except UsageError as error:
-            self._on_note(f"note: the digest isn't kept in {self._folder}: {error}")
+            self._on_note(f"note: the digest isn't kept in {self._folder}: {error.summary}")
 
 
 def _content_hash(log: Log) -> str:

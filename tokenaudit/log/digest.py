@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools, Int64s
@@ -151,8 +152,8 @@ class Digest:
         """What it holds, in one line."""
         tokens = int(self.responses.tokens.sum())
         return (
-            f"{self.name}: {self.rows:,} rows, {len(self.events.kind):,} events, {len(self.responses.tokens):,}"
-            f" responses, {tokens:,} tokens, tasks: {len(self.tasks)}"
+            f"{self.name}: {plural(self.rows, 'row')}, {plural(len(self.events.kind), 'event')},"
+            f" {plural(len(self.responses.tokens), 'response')}, {plural(tokens, 'token')}, tasks: {len(self.tasks)}"
         )
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.contracts.errors import LogError, Problem, nearest_hint
+from tokenaudit.contracts.errors import LogError, Problem, nearest_hint, plural
 from tokenaudit.contracts.files import named_twice, read_bounded
 from tokenaudit.contracts.schema import (
     COLUMNS,
@@ -66,7 +66,7 @@ class Log:
     unread: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Log({self.name}: {self.rows:,} rows, files: {len(self.files)}, columns: {len(self.columns)})"
+        return f"Log({self.name}: {plural(self.rows, 'row')}, files: {len(self.files)}, columns: {len(self.columns)})"
 
     @property
     def config_json(self) -> str | None:

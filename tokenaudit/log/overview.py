@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import COLUMNS, EventKind
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, KINDS, STATUSES, Digest
@@ -86,8 +87,9 @@ class Overview:
 
     def __repr__(self) -> str:
         return (
-            f"Overview({self.name}: {self.rows:,} rows, {self.groups:,} groups, {self.tokens:,} tokens, tasks:"
-            f" {len(self.tasks)}, files: {self.files}, {self.timeline} timeline, faulty groups: {self.faulty_groups})"
+            f"Overview({self.name}: {plural(self.rows, 'row')}, {plural(self.groups, 'group')},"
+            f" {plural(self.tokens, 'token')}, tasks: {len(self.tasks)}, files: {self.files},"
+            f" {self.timeline} timeline, faulty groups: {self.faulty_groups})"
         )
 
 

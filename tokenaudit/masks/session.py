@@ -47,7 +47,7 @@ def mask_log(
     Raises:
         TokenauditError: the log, the config or their combination can't be used, or the file can't be written.
     """
-    request = RunRequest.of(paths, options)
+    request = RunRequest.of(paths, options, "replay_log")
     loaded = load_log(request)
     log, digest, settings = loaded.log, loaded.digest, loaded.settings
     progress = request.stage("replaying", len(digest.events.kind))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import resolved
-from tokenaudit.contracts.errors import Problem, RecordError
+from tokenaudit.contracts.errors import Problem, RecordError, TokenauditError, plural
 from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
 from tokenaudit.log.writer import Row, log_metadata, log_table
 from tokenaudit.record.event_rows import converted, event_row, put_rows
@@ -114,7 +114,7 @@ class Recorder:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Recorder({self._parts.path}: {self.sealed_events:,} events sealed)"
+        return f"Recorder({self._parts.path}: {plural(self.sealed_events, 'event')} sealed)"
 
     def put(
         self,
@@ -217,7 +217,8 @@ class Recorder:
         return self._queued == 0 or self._queued + cost <= self._queue_elements
 
     def _cannot_write(self) -> RecordError:
-        what = f"can't write: {self._failure}"
+        failure = self._failure.summary if isinstance(self._failure, TokenauditError) else self._failure
+        what = f"can't write: {failure}"
         return RecordError(Problem(what, str(self._parts.path), "free the disk, or record elsewhere"))
 
     def _dropped_text(self) -> str:

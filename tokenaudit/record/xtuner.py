@@ -193,7 +193,7 @@ def _warned(call: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return call(argument)
     except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
-        what = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        what = error.summary if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
         warnings.warn(f"not recorded: {what}", RuntimeWarning, stacklevel=3)
         return None
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError, nearest_hint, shown
+from tokenaudit.contracts.errors import KeywordError, Problem, TokenauditError, UsageError, nearest_hint, shown
 
 if TYPE_CHECKING:
     from tokenaudit.log.cache import DigestCache
@@ -39,7 +39,10 @@ class PromptOrder(StrEnum):
 
 
 class RunOptions(TypedDict, total=False):
-    """The keywords of every function that runs a log, as the attributes of `RunRequest`; `config_path` is `config`."""
+    """The keywords of the functions that run a log, as the attributes of `RunRequest`; `config_path` is `config`.
+
+    No function takes all of them: `TAKEN_BY`.
+    """
 
     config: Path | str | Mapping[str, Any] | None
     config_path: Path | str | None
@@ -99,34 +102,39 @@ class RunRequest:
     on_progress: Progress | None = None
 
     @staticmethod
-    def of(paths: Paths | RunRequest, options: RunOptions) -> RunRequest:
+    def of(paths: Paths | RunRequest, options: RunOptions, function: str = "") -> RunRequest:
         """The request behind the arguments of a function: a request as it is, or paths, changed by `options`.
 
         Raises:
-            UsageError: there is no such option, or no such value of it; holds every problem found.
+            KeywordError: `function`, a name in `TAKEN_BY` or any function, takes no such option.
+            UsageError: there is no such value of an option; either error holds every problem found.
             ConfigError: an override can't be written as `key=value`.
         """
         if isinstance(paths, RunRequest):
-            return paths.changed(options)
+            return paths.changed(options, function)
         listed = [paths] if isinstance(paths, Path | str) else list(paths) if isinstance(paths, Iterable) else [paths]
         wrong = [path for path in listed if not isinstance(path, Path | str)]
         if wrong:
             raise UsageError(Problem(f"{shown(path)} is no path", None, "name files or folders") for path in wrong)
         if not listed:
             raise UsageError(Problem("no log is named", None, "name files or folders"))
-        return RunRequest(paths=tuple(map(Path, listed))).changed(options)
+        return RunRequest(paths=tuple(map(Path, listed))).changed(options, function)
 
-    def changed(self, options: RunOptions) -> RunRequest:
+    def changed(self, options: RunOptions, function: str = "") -> RunRequest:
         """The request with some of its options changed; errors as for `of`."""
         problems: list[Problem] = []
         values: dict[str, Any] = {}
+        taken = TAKEN_BY.get(function, _OPTIONS)
         for name, value in options.items():
             try:
-                values |= _checked(name, value)
+                if name in taken:
+                    values |= _checked(name, value)
+                else:
+                    problems.append(_not_taken(name, function, taken))
             except TokenauditError as error:
                 problems += error.problems
         if problems:
-            raise UsageError(problems)
+            raise (UsageError if options.keys() <= set(taken) else KeywordError)(problems)
         return replace(self, **values) if values else self
 
     def stage(self, label: str, total: int) -> Callable[[int], None] | None:
@@ -137,8 +145,6 @@ class RunRequest:
 
 def _checked(name: str, value: Any) -> dict[str, Any]:
     """An option by its name in the request."""
-    if name not in _OPTIONS:
-        raise UsageError(Problem(f"there is no option {name!r}", None, nearest_hint(name, _OPTIONS, "options")))
     problems = list(_faults(name, value))
     if problems:
         raise UsageError(problems)
@@ -156,6 +162,12 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
                 value = override_texts(value)
             return {name: tuple(value or ())}
     return {name: value}
+
+
+def _not_taken(name: str, function: str, taken: Sequence[str]) -> Problem:
+    if name in _OPTIONS:
+        return Problem(f"{function} takes no option {name!r}", None, f"options: {', '.join(taken)}")
+    return Problem(f"there is no option {name!r}", None, nearest_hint(name, taken, "options"))
 
 
 def _faults(name: str, value: Any) -> Iterator[Problem]:
@@ -193,3 +205,13 @@ _CHOICES: dict[str, type[StrEnum]] = {"timeline": TimelineKind, "prompt_order": 
 _COUNTS = ("steps", "max_concurrency", "token_time_us")
 _SWITCHES = ("isolated", "quarantine", "with_groups", "simulate")
 _OPTIONS = [*(field.name for field in fields(RunRequest) if field.name != "paths"), "config_path"]
+_SETTINGS = ("config", "config_path", "overrides", "isolated", "working_dir", "on_progress")
+_WORKLOADS = ("steps", "max_concurrency", "token_time_us", "prompt_order", "quarantine")
+TAKEN_BY: dict[str, tuple[str, ...]] = {
+    "replay_log": (*_SETTINGS, "timeline", "with_groups", "quarantine", "cache"),
+    "LoadedLog.replay": (*_SETTINGS, "timeline", "with_groups"),
+    "inspect_log": ("cache", "on_progress"),
+    "audit_log": (*_SETTINGS, "rules", "epsilon"),
+    "simulate_workload": (*_SETTINGS, *_WORKLOADS, "with_groups", "event_log"),
+}
+"""The keywords of each function that takes options, those of its own included; others would change nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import Notice
+from tokenaudit.contracts.errors import Notice, plural
 from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
 from tokenaudit.replay.ledger import Account, Ledger, Row, combined
 from tokenaudit.replay.request import PromptOrder
@@ -151,10 +151,11 @@ class Result:
             for metric in (m.PRODUCED_TOKENS, m.TRAINED_TOKENS, m.DROPPED_TOKENS, m.EXPIRED_GROUPS)
         )
         names = ", ".join(entry.name for entry in self.inputs)
-        steps = f"steps {self.selection}" if self.selection else f"{len(self.steps)} steps"
+        steps = f"steps {self.selection}" if self.selection else plural(len(self.steps), "step")
         return (
-            f"Result({self.kind} of {names}, {self.config_source}: {steps}, {produced:,} tokens produced, {trained:,}"
-            f" trained, {dropped:,} dropped, {expired:,} groups expired; warnings: {len(self.warnings)})"
+            f"Result({self.kind} of {names}, {self.config_source}: {steps}, {plural(produced, 'token')} produced,"
+            f" {trained:,} trained, {dropped:,} dropped, {plural(expired, 'group')} expired;"
+            f" warnings: {len(self.warnings)})"
         )
 
     @property

@@ -59,12 +59,14 @@ class LoadedLog:
     def replay(self, **options: Unpack[RunOptions]) -> Result:
         """Replay the log, which isn't read again, with other options than those it was loaded with.
 
+        Options are those of `replay_log` without `quarantine` and `cache`, which are for reading.
+
         Raises:
             TokenauditError: as for `replay_log`.
         """
         if not options:
             return replay_loaded(self)
-        request = self.request.changed(options)
+        request = self.request.changed(options, "LoadedLog.replay")
         settings = settings_for(self.log, request)
         check_overridden_tasks(settings, self.digest.tasks, self.digest.name)
         return replay_loaded(replace(self, settings=settings, request=request))
@@ -87,7 +89,7 @@ def replay_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Run:
 
 def load_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedLog:
     """Open a log, find its settings and read it once; arguments and errors as for `replay_log`."""
-    request = RunRequest.of(paths, options)
+    request = RunRequest.of(paths, options, "replay_log")
     log = open_log(request.paths)
     settings = settings_for(log, request)
     return LoadedLog(log, digest_for(log, [settings], request), settings, request)
@@ -140,12 +142,12 @@ def read_for(log: Log, request: RunRequest, *, allow_missing_versions: bool = Tr
 
 
 def inspect_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Overview:
-    """What a log holds, structural faults included; of `options` only `cache` and `on_progress` count.
+    """What a log holds, structural faults included; `options` may hold `cache` and `on_progress`.
 
     Raises:
         LogError: it can't be read.
     """
-    request = replace(RunRequest.of(paths, options), quarantine=True)
+    request = replace(RunRequest.of(paths, options, "inspect_log"), quarantine=True)
     log = open_log(request.paths)
     return overview(log, read_for(log, request))
 

@@ -69,7 +69,7 @@ def simulate_workload(
     Raises:
         TokenauditError: the workload, the config or their combination can't be used; holds every problem found.
     """
-    request = RunRequest.of(paths, options)
+    request = RunRequest.of(paths, options, "simulate_workload")
     loaded = load_workload(request)
     settings = settings_for(loaded.source, request)
     return Run(simulate_loaded(loaded, settings, request, event_log=event_log), settings)
@@ -77,7 +77,7 @@ def simulate_workload(
 
 def load_workload(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LoadedWorkload:
     """Read a workload, or derive it from a log; arguments and errors as for `simulate_workload`."""
-    request = RunRequest.of(paths, options)
+    request = RunRequest.of(paths, options, "simulate_workload")
     if is_workload(request.paths):
         _refuse_options_of_logs(request)
         source = open_workload(request.paths)

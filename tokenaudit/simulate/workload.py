@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenaudit.contracts.errors import plural
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.semantic_masks import SemanticMasks
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason, StuckTaskReport
@@ -82,8 +83,8 @@ class Workload:
 
     def __repr__(self) -> str:
         return (
-            f"Workload({self.name}: {len(self.tasks)} tasks, {self.groups:,} groups, {self.responses:,} responses,"
-            f" {self.tokens:,} tokens)"
+            f"Workload({self.name}: {plural(len(self.tasks), 'task')}, {plural(self.groups, 'group')},"
+            f" {plural(self.responses, 'response')}, {plural(self.tokens, 'token')})"
         )
 
     @property

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Taken
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import has_recorded_takes
+from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import STATUS_CODE, STATUSES

@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from itertools import groupby
 from statistics import median
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Key, ReplayedRun
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.config.model import task_sizes
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.types import Status

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tokenaudit.audit.case import Case, add_faults, plural
+from tokenaudit.audit.case import Case, add_faults
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import PAD_RUN
+from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import STATUS_CODE

@@ -7,10 +7,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.puts import Run
 from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.contracts.errors import plural
 
 
 @rule("V009", "version-restamped", Severity.ERROR,

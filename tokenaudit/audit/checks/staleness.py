@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.taken import has_recorded_takes
+from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.events import Where
 from tokenaudit.lifecycle.staleness import (
     ExpiryReason,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, add_faults, plural
+from tokenaudit.audit.case import Case, add_faults
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Severity, rule
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import structural_checks as faulty

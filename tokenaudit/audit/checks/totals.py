@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, plural
+from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks.versions import syncs, updates_per_step
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.staleness import has_fresh_token, oldest_fresh_version
 from tokenaudit.log.digest import KIND_CODE

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenaudit.audit.case import Case, add_faults, plural
+from tokenaudit.audit.case import Case, add_faults
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
