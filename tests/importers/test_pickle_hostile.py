@@ -147,7 +147,7 @@ def test_the_most_objects_take_bounded_memory(piece: bytes, tmp_path: Path):
         "before = status('VmRSS')\n"
         "with TorchFile(Path(sys.argv[1]), Limits(objects=int(sys.argv[2]))) as file:\n"
         "    try:\n        file.load()\n"
-        "    except SourceError as error:\n        print(error)\n"
+        "    except SourceError as error:\n        print(error.summary)\n"
         "print(status('VmHWM') - before)\n"
     )
     arguments = [sys.executable, "-c", code, str(path), str(limit)]
