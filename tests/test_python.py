@@ -314,7 +314,7 @@ def test_an_uncaught_error_prints_what_where_and_hint_of_the_first_problems():
     error = ConfigError(problems)
     lines = str(error).split("\n")
     assert lines[:4] == [r"key 0 is \x1b[31m", "  at: config: 0", "  hint: leave it out", r"key 1 is \x1b[31m"]
-    assert lines[-2:] == ["  hint: leave it out", "and 2 more problems"]
+    assert lines[-3:] == ["  at: config: 6", "  hint: leave it out", "and 2 more problems"]
     assert str(ConfigError(problems[:6])).endswith("\nand 1 more problem")
     assert str(UsageError(Problem("a"))) == "a"
     assert error.summary.count("; ") == 6

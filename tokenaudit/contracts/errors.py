@@ -55,9 +55,11 @@ class TokenauditError(Exception):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        """The first problems in full, and how many more there are; for one line there is `summary`."""
+        """A few problems in full, and how many more there are; for one line there is `summary`."""
         more = len(self.problems) - _MOST_SHOWN
-        shown_ones = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        # where there are many, the last one often sums them up
+        few = self.problems if more <= 0 else (*self.problems[: _MOST_SHOWN - 1], self.problems[-1])
+        shown_ones = [str(problem) for problem in few]
         return "\n".join([*shown_ones, f"and {plural(more, 'more problem')}"] if more > 0 else shown_ones)
 
     @property
