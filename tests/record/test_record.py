@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from tokenaudit.contracts.errors import ConfigError, RecordError
 from tokenaudit.contracts.schema import META_CONFIG, META_SOURCE
 from tokenaudit.log import writer as writer
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS
+from tokenaudit.record.folder_lock import LOCK_NAME
 from tokenaudit.record.recorder import WhenFull
 
 GOLDEN = sorted((ROOT / "tests" / "golden").iterdir())
@@ -120,15 +124,155 @@ def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
     assert (tmp_path / "part-000001.parquet").exists()
 
 
-def test_two_recorders_in_one_folder_are_noticed_and_overwrite_nothing(tmp_path: Path):
+@pytest.mark.parametrize("options", [{}, {"append": True}, {"force": True}])
+def test_a_second_recorder_on_a_folder_is_refused_at_once(options: dict[str, bool], tmp_path: Path):
     first = Recorder(tmp_path, append=True)
-    second = Recorder(tmp_path, append=True)
     first.refresh(1)
+    with pytest.raises(RecordError, match="another recorder writes to this folder"):
+        Recorder(tmp_path, **options)
     first.close()
-    second.refresh(2)
+    with Recorder(tmp_path, append=True) as second:
+        second.refresh(2)
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-000001.parquet", "part-000002.parquet"]
+
+
+def test_a_part_that_somebody_else_wrote_is_never_replaced(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    with Recorder(tmp_path / "other") as other:
+        other.refresh(1)
+    (tmp_path / "other" / "part-000001.parquet").rename(tmp_path / "part-000001.parquet")
+    recorder.refresh(2)
     with pytest.raises(RecordError, match=r"part-000001.parquet is there already: another recorder writes"):
-        second.close()
+        recorder.close()
     assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["part-000001.parquet"]
+
+
+def test_a_name_is_taken_once_where_the_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_links(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr("os.link", no_links)
+    with Recorder(tmp_path) as recorder:
+        recorder.refresh(1)
+    table = pq.read_table(tmp_path / "part-000001.parquet")
+    with pytest.raises(FileExistsError):
+        writer.seal(table, tmp_path / "part-000001.parquet")
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["part-000001.parquet"]
+
+
+def test_planted_links_lead_nowhere(tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / ".part-000001.parquet.tmp").symlink_to(victim)
+    (folder / "part-000001.parquet.tmp").symlink_to(victim)
+    with Recorder(folder) as recorder:
+        recorder.refresh(1)
+    (folder / LOCK_NAME).symlink_to(victim)
+    with pytest.raises(RecordError, match="can't write here"):
+        Recorder(folder, append=True)
+    assert victim.read_text() == "kept"
+    assert [row["train_step"] for row in rows_of(folder)] == [1]
+
+
+def test_a_process_that_was_killed_leaves_no_lock_behind_even_where_its_children_live_on(tmp_path: Path):
+    # the child outlives the recorder's process, as workers of a data loader do
+    code = (
+        f"import os, signal, time\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r})\n"
+        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n    os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        with pytest.raises(RecordError, match="another recorder writes to this folder"):
+            Recorder(tmp_path)
+        process.kill()
+        process.wait()
+        with Recorder(tmp_path) as recorder:
+            recorder.refresh(1)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
+def test_many_processes_that_want_one_folder_corrupt_nothing(tmp_path: Path):
+    code = (
+        "import sys\nfrom tokenaudit import Recorder\nfrom tokenaudit.contracts.errors import RecordError\n"
+        "try:\n    recorder = Recorder(sys.argv[1], append=True, seal_rows=3)\n"
+        "except RecordError as error:\n    sys.exit(7 if 'another recorder' in str(error) else 1)\n"
+        "for step in range(50):\n    recorder.refresh(step)\n"
+        "recorder.close()\nprint(recorder.sealed_events)\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(4)
+    ]
+    sealed = sum(int(process.communicate()[0] or 0) for process in started)
+    assert {process.returncode for process in started} <= {0, 7}
+    assert [row["event_id"] for row in rows_of(tmp_path)] == list(range(1, sealed + 1))
+    assert sealed >= 50
+
+
+def test_a_folder_that_vanished_is_reported_when_the_process_ends(tmp_path: Path):
+    code = (
+        f"import shutil\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path / 'log')!r})\n"
+        f"r.refresh(1)\nshutil.rmtree({str(tmp_path / 'log')!r})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert ran.stdout == ""
+    assert f"tokenaudit: {tmp_path / 'log'}: the recorder lost the last 1 events: can't write: " in ran.stderr
+
+
+def test_pandas_changes_nothing_for_a_process_that_ends_without_closing(tmp_path: Path):
+    pytest.importorskip("pandas")
+    code = (
+        f"import sys\nimport tokenaudit\nassert 'pandas' not in sys.modules\n"
+        f"r = tokenaudit.Recorder({str(tmp_path)!r}, token_columns=True)\n"
+        "r.put([{'rollout_id': 1, 'response_model_steps': [0, 1], 'logprobs': [0.5, 1]}], group_id=1, train_step=2)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert ran.stderr == ""
+    assert [row["response_model_steps"] for row in rows_of(tmp_path)] == [[0, 1]]
+
+
+def test_whatever_writing_needs_is_loaded_when_a_recorder_is_made(tmp_path: Path):
+    code = (
+        f"import sys\nimport tokenaudit\nr = tokenaudit.Recorder({str(tmp_path)!r}, token_columns=True)\n"
+        "before = set(sys.modules)\n"
+        "r.put([{'rollout_id': 1, 'response_model_steps': [0, 1], 'logprobs': [0.5, 1]}], group_id=1, train_step=2)\n"
+        "r.take(2, 1, rollout_ids=[1])\nr.close()\nprint(sorted(set(sys.modules) - before))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_worker_of_multiprocessing_loses_nothing_without_closing(tmp_path: Path):
+    worker = multiprocessing.get_context("spawn").Process(target=record_without_closing, args=(tmp_path,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
+def record_without_closing(folder: Path) -> None:
+    Recorder(folder).refresh(1)
 
 
 def test_rows_that_wait_are_sealed_after_a_while(tmp_path: Path):
@@ -308,12 +452,14 @@ def test_no_value_keeps_the_other_events_of_its_part_from_being_written(token_co
     names = ("response_ids", "response_mask", "trained_mask", "logprobs")
     flawed = [{name: [[1, 2], [3, 4]]} for name in names] + [{"logprobs": [1j, 2]}, {"response_mask": [0.5, 1]}]
     for values in flawed:
-        recorder.put([response | values], group_id=1, train_step=1, model_step=0)
+        with pytest.raises(RecordError, match=next(iter(values))):
+            recorder.put([response | values], group_id=1, train_step=1, model_step=0)
     rewards = [np.float16(1), np.int64(2), 3, np.longdouble(4), 2**70]
     for reward in rewards:
         recorder.put([response | {"reward": reward}], group_id=1, train_step=1, model_step=0)
-    with pytest.raises(RecordError, match=f"{len(flawed)} events were not recorded"):
-        recorder.close()
+    recorder.close()
+    # two tasks in two kinds of events, and the flawed lists
+    assert recorder.rejected_events == 4 + len(flawed)
     assert [row["reward"] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
 
 
@@ -331,13 +477,122 @@ def test_tensors_are_taken_as_they_are(tmp_path: Path):
     assert [row["response_model_steps"] for row in rows_of(tmp_path)] == [[0, 1]] * 2
 
 
-def test_lists_that_hold_no_numbers_are_told_at_the_end(tmp_path: Path):
-    recorder = Recorder(tmp_path, token_columns=True)
-    for steps in ([0, "x"], [0, -1], [0.5, 1], [0, 2**31], [0, 0]):
-        recorder.put([{"rollout_id": 1, "response_model_steps": steps}], group_id=1, train_step=1)
-    with pytest.raises(RecordError, match="4 events were not recorded"):
-        recorder.close()
-    assert [row["event_id"] for row in rows_of(tmp_path)] == [5]
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda values: torch.tensor(values, dtype=torch.float64)])
+@pytest.mark.parametrize("name", ["response_model_steps", "response_mask", "trained_mask", "response_ids"])
+def test_floats_that_are_whole_numbers_are_integers(kind: Callable[[list], Any], name: str, tmp_path: Path):
+    response = {"rollout_id": 1, "response_len": 3}
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        recorder.put([response | {name: kind([1.0, 0.0, 1.0])}], group_id=1, train_step=2, model_step=0)
+        for wrong in ([1.0, 0.5, 1.0], [1.0, float("nan"), 1.0], [1.0, float("inf"), 0.0]):
+            with pytest.raises(RecordError, match=name):
+                recorder.put([response | {name: kind(wrong)}], group_id=1, train_step=2, model_step=0)
+    assert [row[name] for row in rows_of(tmp_path)] == [[1, 0, 1]]
+    # a float mask is the same as one of integers
+    assert recorder.rejected_events == 3
+
+
+@pytest.mark.parametrize("steps", [[0, "x"], [0, -1], [0.5, 1], [0, 2**31], [0, None], [0.0, 2.0**31], [-1.0, 0.0]])
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_lists_that_hold_no_versions_are_refused_at_the_put(steps: list, kind: Callable, tmp_path: Path):
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        with pytest.raises(RecordError, match="response_model_steps"):
+            recorder.put([{"rollout_id": 1, "response_model_steps": kind(steps)}], group_id=1, train_step=1)
+        recorder.refresh(1)
+    assert [row["event_id"] for row in rows_of(tmp_path)] == [1]
+
+
+def losses_of(folder: Path) -> list[str]:
+    warnings = replay_log(folder, isolated=True).result.warnings
+    return [notice.message for notice in warnings if notice.code == "lost-events"]
+
+
+def test_refused_events_are_counted_in_the_log_once_each_and_the_gate_does_not_judge_it(tmp_path: Path, run_cli):
+    response = {"rollout_id": 1, "response_len": 2}
+    for option in ({}, {"append": True}):
+        with Recorder(tmp_path / "log", seal_rows=1, **option) as recorder:
+            for group_id in range(3):
+                recorder.put([response], group_id=group_id, train_step=1, model_step=0)
+                with pytest.raises(RecordError):
+                    recorder.put([response | {"response_mask": [0.5, 1]}], group_id=9, train_step=1, model_step=0)
+            recorder.take(1, 1)
+            with pytest.raises(RecordError):
+                recorder.take(1, "two")  # type: ignore[arg-type]
+    message = "the recorder refused 8 events that couldn't be recorded"
+    assert losses_of(tmp_path / "log") == [message]
+    assert replay_log(tmp_path / "log", isolated=True).result.totals["put_groups"] == 3
+    run_cli("compact", "log", "-o", "small.parquet")
+    assert losses_of(tmp_path / "small.parquet") == [message]
+    for command in (
+        ["replay", "log"],
+        ["inspect", "log"],
+        ["diff", "--log", "log", "--set-b", "policy.max_staleness=1", "-s", "mode=colocated"],
+    ):
+        ran = run_cli(*command)
+        assert (ran.code, message in ran.out + ran.err) == (0, True), command
+    rule = ("--isolated", "--rule", "failed_tokens <= 0")
+    ran = run_cli("gate", "log", *rule)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"error: {message}\n  at: log\n  hint: " in ran.err
+    assert run_cli("gate", "log", *rule, "--allow-lost-events").code == 0
+    assert run_cli("gate", "log", *rule, "--write-baseline", "b.json").code == 2
+    assert not (tmp_path / "b.json").exists()
+    run_cli("replay", "log", "--isolated", "-o", "b.json")
+    with Recorder(tmp_path / "whole") as recorder:
+        recorder.put([response], group_id=1, train_step=1, model_step=0)
+        recorder.take(1, 1)
+    whole = ("gate", "whole", *rule, "--baseline", "b.json", "--allow-different-log")
+    ran = run_cli(*whole)
+    assert (ran.code, f"error: {message}\n  at: b.json" in ran.err) == (2, True)
+    assert run_cli(*whole, "--allow-lost-events").code == 0
+    assert run_cli("gate", "whole", *rule).code == 0
+
+
+def test_losses_reach_the_disk_without_another_event(tmp_path: Path):
+    recorder = Recorder(tmp_path, seal_rows=2, seal_seconds=0.05)
+    recorder.put([{"rollout_id": 1, "response_len": 2}], group_id=1, train_step=1, model_step=0)
+    recorder.take(1, 1)
+    while recorder.sealed_events < 2:
+        time.sleep(0.001)
+    with pytest.raises(RecordError):
+        recorder.refresh(-1)
+    deadline = time.monotonic() + 10
+    while len(list(tmp_path.glob("*.parquet"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # as if the process were killed now
+    assert losses_of(tmp_path) == ["the recorder refused 1 event that couldn't be recorded"]
+    recorder.close()
+    with Recorder(tmp_path, append=True) as recorder:
+        recorder.refresh(2)
+    assert [row["event_id"] for row in rows_of(tmp_path)] == [1, 2, 3]
+
+
+def test_a_take_names_what_was_taken(tmp_path: Path):
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        recorder.take(1, 2)
+        recorder.take(2, 2, rollout_ids=np.array([5, 6]))
+        recorder.take(3, 2, rollout_ids=[])
+        responses = [{"rollout_id": 7, "group_id": 3, "response_len": 2, "trained_mask": [1.0, 0.0]}, {"rollout_id": 8}]
+        recorder.take(4, 1, task_name="math", responses=responses)
+        for values, message in (
+            ({"rollout_ids": [1], "responses": []}, "rollout_ids beside responses"),
+            ({"rollout_ids": ["a"]}, "rollout_id is 'a'"),
+            ({"rollout_ids": "ab"}, "what was taken is 'ab'"),
+            ({"rollout_ids": 7}, "what was taken is 7"),
+            ({"responses": [{"group_id": 1}]}, "rollout_id is missing"),
+            ({"responses": [{"rollout_id": 1, "group": 1}]}, "'group' is no column of a response"),
+            ({"responses": [7]}, "it is 7"),
+        ):
+            with pytest.raises(RecordError, match=message):
+                recorder.take(1, 1, **values)
+    names = ("event_id", "train_step", "task_name", "batch_size", "rollout_id", "group_id", "trained_mask")
+    assert [tuple(row[name] for name in names) for row in rows_of(tmp_path)] == [
+        (1, 1, "default", 2, None, None, None),
+        (2, 2, "default", 2, 5, None, None),
+        (2, 2, "default", 2, 6, None, None),
+        (3, 3, "default", 2, None, None, None),
+        (4, 4, "math", 1, 7, 3, [1, 0]),
+        (4, 4, "math", 1, 8, None, None),
+    ]
 
 
 def test_values_that_cannot_even_be_looked_at_do_not_end_the_recording(tmp_path: Path):
@@ -351,10 +606,10 @@ def test_values_that_cannot_even_be_looked_at_do_not_end_the_recording(tmp_path:
     recorder = Recorder(tmp_path, token_columns=True)
     with pytest.raises((RecordError, KeyError)):
         recorder.put([{"rollout_id": 1, "response_model_steps": Odd()}], group_id=1, train_step=1)
-    recorder.put([{"rollout_id": 1, "response_model_steps": (Odd(), 1)}], group_id=1, train_step=1)
+    with pytest.raises(RecordError, match="response_model_steps can't be copied"):
+        recorder.put([{"rollout_id": 1, "response_model_steps": (Odd(), 1)}], group_id=1, train_step=1)
     recorder.refresh(2)
-    with pytest.raises(RecordError, match="1 events were not recorded"):
-        recorder.close()
+    recorder.close()
     assert [row["event"] for row in rows_of(tmp_path)] == ["refresh"]
 
 

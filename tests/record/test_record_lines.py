@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tokenaudit import replay_log
+from tokenaudit.contracts.schema import META_REJECTED
 from tokenaudit.record import json_lines as lines
 
 PUT = {
@@ -92,6 +93,23 @@ def test_faulty_lines_are_told_and_the_others_recorded(tmp_path: Path, run_cli):
         f"8 lines could not be recorded\n  at: {path}\n",
     ):
         assert part in ran.err
+
+
+def test_a_key_twice_in_one_object_is_a_fault_of_its_line(tmp_path: Path, run_cli):
+    twice = '{"event": "take", "train_step": 1, "batch_size": 1, "batch_size": 9}'
+    nested = json.dumps(PUT).replace('"reward": 1.0', '"reward": 1.0, "reward": 0.0')
+    path = written(
+        tmp_path, twice, nested, TAKE | {"rollout_ids": [14, 15]}, TAKE | {"responses": [{"rollout_id": 14}]}
+    )
+    ran = run_cli("record", "--from-jsonl", path, "-o", "log")
+    assert (ran.code, ran.out) == (2, "2 events in log\n")
+    hint = "  hint: give every key once\n"
+    assert f"error: the key 'batch_size' is twice in one object\n  at: {path}, line 1\n{hint}" in ran.err
+    assert f"error: the key 'reward' is twice in one object\n  at: {path}, line 2\n{hint}" in ran.err
+    rows = pq.read_table(tmp_path / "log").to_pylist()
+    assert [(row["event_id"], row["rollout_id"]) for row in rows] == [(1, 14), (1, 15), (2, 14)]
+    metadata = pq.read_schema(tmp_path / "log" / "part-000001.parquet").metadata
+    assert metadata[META_REJECTED.encode()] == b"2"
 
 
 def test_only_the_first_faults_are_told_one_by_one(tmp_path: Path, run_cli):

@@ -100,22 +100,32 @@ def test_a_run_like_a_golden_case_is_recorded_event_by_event(case: Path, tmp_pat
     with Recorder(tmp_path / "log", config_path) as recorder:
         attach_xtuner(buffer, recorder)
         asyncio.run(Trainer(buffer, config, tasks).follow(rows, recorder))
-    recorded = pq.read_table(tmp_path / "log").to_pylist()
+    named = pq.read_table(tmp_path / "log").to_pylist()
+    # a take has a row for each rollout that was taken
+    events = (list(rows) for _, rows in groupby(named, key=lambda row: row["event_id"]))
+    recorded = [row for rows in events for row in (rows[:1] if rows[0]["event"] == "take" else rows)]
     for name in (
         "event",
         "train_step",
         "task_name",
-        "group_id",
-        "rollout_id",
         "status",
         "model_step",
         "batch_size",
         "prior_len",
     ):
         assert [row[name] for row in recorded] == [row[name] for row in rows], name
+    for name in ("group_id", "rollout_id"):
+        assert [row[name] for row in recorded if row["event"] != "take"] == [
+            row[name] for row in rows if row["event"] != "take"
+        ], name
     again = replay_log(tmp_path / "log", isolated=True, with_groups=True).result
     expected = replay_log(case / "log.parquet", config_path=config_path, with_groups=True).result
     assert again.steps == expected.steps
+    for step in expected.steps:
+        for task, groups in step["taken_group_ids"].items():
+            of_take = [row for row in named if row["event"] == "take" and row["train_step"] == step["train_step"]]
+            taken = [row["group_id"] for row in of_take if row["task_name"] == task and row["rollout_id"] is not None]
+            assert list(dict.fromkeys(taken)) == groups
 
 
 def buffer_with(recorder: Recorder) -> FakeReplayBuffer:
@@ -269,7 +279,9 @@ def test_concurrent_calls_are_recorded_in_the_order_they_take_effect(tmp_path: P
 
     with Recorder(tmp_path) as recorder:
         order = asyncio.run(run(buffer_with(recorder)))
-    assert [row["group_id"] for row in recorded(tmp_path)[:-1]] == order
+    rows = recorded(tmp_path)
+    assert [row["group_id"] for row in rows if row["event"] == "put"] == order
+    assert [row["group_id"] for row in rows if row["event"] == "take"] == order
 
 
 def test_detaching_leaves_the_buffer_as_it_was(tmp_path: Path):

@@ -87,6 +87,9 @@ def gate(
     allow_fewer_steps: Annotated[
         bool, typer.Option("--allow-fewer-steps", help="Accept a run that lacks steps of the baseline.")
     ] = False,
+    allow_lost_events: Annotated[
+        bool, typer.Option("--allow-lost-events", help="Judge a log whose recorder lost events by what is there.")
+    ] = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 where rules fail; still 2 where nothing could be judged.")
     ] = False,
@@ -112,7 +115,7 @@ def gate(
     """
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, summary_file
-    from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
+    from tokenaudit.gate.judge import baseline_fault, check_complete, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
     from tokenaudit.replay.saved_result import result_to_json
@@ -141,6 +144,8 @@ def gate(
     run = _judged_run(request)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     if write_baseline is not None:
+        if not allow_lost_events:
+            check_complete(run.result, str(log[0]))
         report = judge_for_baseline(run.result, located)
     else:
         report = gate_result(
@@ -149,6 +154,7 @@ def gate(
             baseline=baseline,
             allow_different_log=allow_different_log,
             allow_fewer_steps=allow_fewer_steps,
+            allow_lost_events=allow_lost_events,
         )
     streams.show_notices(report.notices)
     fault = baseline_fault(report) if write_baseline is not None else None

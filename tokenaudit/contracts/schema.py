@@ -18,6 +18,11 @@ META_TRUNCATED = "tokenaudit.truncated_responses"
 META_LIMITS = "tokenaudit.limits"
 """JSON list of sentences: what the log's source leaves out, and which questions it therefore can't answer."""
 
+META_DROPPED = "tokenaudit.dropped_events"
+"""Events that the recorder dropped since the part before, because its queue was full."""
+META_REJECTED = "tokenaudit.rejected_events"
+"""Events that the recorder refused since the part before, because they couldn't be recorded."""
+
 VERSION_RUNS = "response_version_runs"
 """The column that stores version runs in place of a version and a mask entry per token."""
 RUN_FIELDS = ("model_step", "tokens", "trainable")

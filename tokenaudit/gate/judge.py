@@ -24,6 +24,7 @@ from tokenaudit.contracts.errors import Notice, Problem, ResultError, RuleError,
 from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
 from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Outcome, Verdict
 from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
+from tokenaudit.replay.notices import LOST_EVENTS
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
@@ -77,6 +78,18 @@ def check_baseline(result: Result, baseline: Result, source: str, *, allow_diffe
         ResultError: every reason at once.
     """
     problems = list(_baseline_problems(result, baseline, source, allow_different_log))
+    if problems:
+        raise ResultError(problems)
+
+
+def check_complete(result: Result, source: str) -> None:
+    """Refuse a result of a log that lacks events of its run: no rule could say what they would have changed.
+
+    Raises:
+        ResultError: the recorder lost events.
+    """
+    hint = "mend what records them; --allow-lost-events judges what is there"
+    problems = [Problem(notice.message, source, hint) for notice in result.warnings if notice.code == LOST_EVENTS]
     if problems:
         raise ResultError(problems)
 

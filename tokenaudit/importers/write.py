@@ -23,7 +23,7 @@ from tokenaudit.contracts.schema import META_LIMITS, EventKind
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
 from tokenaudit.importers.generic import unmapped_names
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
-from tokenaudit.record.event_rows import RESPONSE_COLUMNS, converted, event_row, put_rows
+from tokenaudit.record.event_rows import RESPONSE_COLUMNS, event_row, put_rows
 from tokenaudit.record.part_files import cost_of
 
 FLUSH_ELEMENTS = 4_000_000
@@ -161,7 +161,7 @@ def _rows(imported: Imported) -> list[Row]:
     )
     for row, step in zip(rows, steps, strict=True):
         row["model_step"] = step
-    return [converted(row) for row in rows]
+    return rows
 
 
 class _StepVersions(NamedTuple):

@@ -108,6 +108,7 @@ def write_compact(
 def _metadata(log: Log) -> dict[str, str]:
     limits = json.dumps(log.limits, ensure_ascii=False) if log.limits else None
     known = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
+    known |= {key: str(count) for key, count in log.lost_events.items()}
     return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {
         key: value for key, value in known.items() if value is not None
     }

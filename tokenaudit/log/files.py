@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,9 @@ from tokenaudit.contracts.files import named_twice, read_bounded
 from tokenaudit.contracts.schema import (
     COLUMNS,
     META_CONFIG,
+    META_DROPPED,
     META_LIMITS,
+    META_REJECTED,
     META_SOURCE,
     SYNONYMS,
     VERSION_RUNS,
@@ -54,6 +57,7 @@ class Log:
         limits: what its source leaves out, and which questions it therefore can't answer.
         unread: its columns that the schema doesn't know, but for those in the notes. They change no result, so that
             none says so; who reads a log for the first time should see them.
+        lost_events: events of the run that its recorder didn't write, by the metadata key that counts them.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Log:
     notes: tuple[str, ...]
     limits: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    lost_events: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Log({self.name}: {plural(self.rows, 'row')}, files: {len(self.files)}, columns: {len(self.columns)})"
@@ -83,9 +88,22 @@ class Log:
         return (f"columns not read, since the schema doesn't know them: {names}" + f" and {more} more" * (more > 0),)
 
     @property
+    def losses(self) -> tuple[str, ...]:
+        """What its recorder didn't write, in sentences."""
+        return tuple(loss_text(key, count) for key, count in self.lost_events.items())
+
+    @property
     def source(self) -> str | None:
         """What wrote it, if it says so."""
         return self.metadata.get(META_SOURCE)
+
+
+def loss_text(key: str, events: int) -> str:
+    """That a recorder lost events, which the metadata counts under `META_DROPPED` or `META_REJECTED`."""
+    counted = f"{events} event{'s' * (events != 1)}"
+    if key == META_DROPPED:
+        return f"the recorder dropped {counted} because its queue was full"
+    return f"the recorder refused {counted} that couldn't be recorded"
 
 
 class LogBatch(NamedTuple):
@@ -197,6 +215,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     notes: list[str] = []
     metadata: dict[str, str] = {}
     limits: dict[str, None] = {}
+    lost: Counter[str] = Counter()
     unknown: dict[str, None] = {}
     listed = [path for group, _ in found for path in group]
     problems.extend(named_twice(listed, "log"))
@@ -208,6 +227,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         files.append(file)
         unknown.update(dict.fromkeys(name for name in names if name not in known))
         limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
+        lost.update({key: _whole_number(file_metadata.pop(key, "")) for key in (META_DROPPED, META_REJECTED)})
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
@@ -233,7 +253,13 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         notes=(*suggested, *notes),
         limits=tuple(limits)[:MAX_LIMITS],
         unread=tuple(name for name in unknown if name not in suggestions),
+        lost_events={key: count for key, count in lost.items() if count},
     )
+
+
+def _whole_number(text: str) -> int:
+    """A count in the metadata; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _limits(text: str) -> list[str]:

@@ -18,7 +18,9 @@ from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.schema import (
     COLUMNS,
     META_CONFIG,
+    META_DROPPED,
     META_LIMITS,
+    META_REJECTED,
     META_SCHEMA_VERSION,
     META_SOURCE,
     META_TRUNCATED,
@@ -226,7 +228,7 @@ MAX_ROW_ELEMENTS = 2**24
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
 
-_METADATA = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS)
+_METADATA = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS, META_DROPPED, META_REJECTED)
 """The entries of a file's key-value metadata that are read."""
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
 TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -158,22 +160,49 @@ def run_structs(runs: Runs) -> pa.Array:
 
 
 def seal(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file under a hidden name, flush it to the disk, then give it its name.
+    """Write a Parquet file under a hidden name that nobody else has, flush it to the disk, then give it its name.
 
     Raises:
+        FileExistsError: a file of that name is there; it stays as it is.
         OSError: the file can't be written; nothing of it is left.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666)
     try:
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
+        with os.fdopen(handle, "wb") as file:
+            write_parquet(table, file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        _take_name(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def write_parquet(table: pa.Table, file: BinaryIO) -> None:
+    """Write a table as a part of a recording is written."""
+    pq.write_table(table, file, compression="zstd")
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    """Rename a file, never in the place of another one: a rename replaces, a link doesn't."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # over a network the answer to a link that was made can get lost, and the second try finds the first
+        if not path.samefile(temporary):
+            raise
+    except OSError:
+        # no links on this file system, where others are kept away by the lock of the folder alone
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        temporary.rename(path)
+        return
+    with suppress(OSError):
+        temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:

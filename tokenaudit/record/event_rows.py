@@ -1,4 +1,4 @@
-"""Events handed to a recorder become rows: checked and copied at once, converted later by whoever writes them."""
+"""Events handed to a recorder become rows, checked and copied at once in the types in which they are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ RESPONSE_COLUMNS: dict[str, ColumnType] = {
 }
 """Columns that a response of a put may have; the others belong to the whole put."""
 
-_MASK = "response_mask"
+MASK_COLUMNS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is ColumnType.MASK_LIST)
+"""Token columns whose values are 0 or 1."""
+
 _WIDE = ("group_id", "rollout_id", "time_us", "generate_time_us")
 _STATUSES = tuple(status.value for status in Status)
 
@@ -63,18 +65,12 @@ def put_rows(
     rows: list[Row] = []
     for index, response in enumerate(group):
         where = f"response {index} of group {shown(group_id)}"
-        given: Row = {
-            name: _copied(name, value, where) if name in TOKEN_COLUMNS else value
-            for name, value in response.items()
-            if value is not None
-        }
-        row = {"status": Status.COMPLETED.value} | given | shared
+        row: Row = {"status": Status.COMPLETED.value}
+        row |= {name: value for name, value in response.items() if value is not None} | shared
         rows.append(row)
-        for name in response:
-            if name not in RESPONSE_COLUMNS:
-                hint = nearest_hint(str(name), RESPONSE_COLUMNS, "names")
-                problems.append(Problem(f"{shown(name)} is no column of a response", where, hint))
+        problems.extend(_unknown_names(response, tuple(RESPONSE_COLUMNS), where))
         problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
+        problems.extend(_copy_lists(row, where))
         if "rollout_id" not in row:
             problems.append(Problem("rollout_id is missing", where, "number the responses of a task"))
         if not problems:
@@ -82,6 +78,59 @@ def put_rows(
     if problems:
         raise RecordError(problems)
     return rows
+
+
+_OF_TAKEN = ("rollout_id", "group_id", "trained_mask")
+
+
+def take_rows(
+    values: Row, rollout_ids: Sequence[int] | None, responses: Sequence[Mapping[str, Any]] | None
+) -> list[Row]:
+    """Rows of a take: one, or one per response taken where they are named.
+
+    Args:
+        values: `train_step`, `batch_size`, `task_name` and `time_us`.
+        rollout_ids: the rollouts taken.
+        responses: the responses taken, as they were put, with `group_id` if it is known. `rollout_id`, `group_id` and
+            `trained_mask` are recorded.
+
+    Raises:
+        RecordError: a value of a wrong type, or both of them given; all at once.
+    """
+    row: Row = {"event": EventKind.TAKE.value} | values
+    problems = list(_problems(row, "the take"))
+    for given in (rollout_ids, responses):
+        if given is not None and (not hasattr(given, "__iter__") or isinstance(given, str | bytes | Mapping)):
+            problems.append(Problem(f"what was taken is {shown(given)}", "the take", "give a list"))
+            raise RecordError(problems)
+    if rollout_ids is not None and responses is not None:
+        problems.append(Problem("rollout_ids beside responses", "the take", "give one of them"))
+    named = list(responses or ())
+    if rollout_ids is not None:
+        named += ({"rollout_id": rollout} for rollout in getattr(rollout_ids, "tolist", lambda: rollout_ids)())
+    rows: list[Row] = []
+    for index, response in enumerate(named):
+        where = f"response {index} of the take"
+        if not isinstance(response, Mapping):
+            problems.append(Problem(f"it is {shown(response)}", where, "give a mapping with rollout_id"))
+            continue
+        problems.extend(_unknown_names(response, (*RESPONSE_COLUMNS, "group_id"), where))
+        taken = {name: response[name] for name in _OF_TAKEN if response.get(name) is not None}
+        problems.extend(_problems(taken, where))
+        problems.extend(_copy_lists(taken, where))
+        if "rollout_id" not in taken:
+            problems.append(Problem("rollout_id is missing", where, "name the rollout that was taken"))
+        rows.append(row | taken)
+    if problems:
+        raise RecordError(problems)
+    return rows or [row]
+
+
+def _unknown_names(response: Mapping[str, Any], known: Sequence[str], where: str) -> Iterator[Problem]:
+    for name in response:
+        if name not in known:
+            hint = nearest_hint(str(name), known, "names")
+            yield Problem(f"{shown(name)} is no column of a response", where, hint)
 
 
 def event_row(event: EventKind, **values: int | str | None) -> Row:
@@ -93,51 +142,88 @@ def event_row(event: EventKind, **values: int | str | None) -> Row:
     return row
 
 
-def converted(row: Row) -> Row:
-    """The same row as it is written: token columns are numpy arrays of their types, the reward is a float.
+def _copy_lists(row: Row, where: str) -> Iterator[Problem]:
+    """Put a copy in the place of every token column, and of a reward the float; what can't be one is a problem."""
+    for name in TOKEN_COLUMNS:
+        value = row.get(name)
+        if value is None:
+            continue
+        if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
+            yield Problem(f"{name} is {shown(value)}", where, "it is a list with one number per token")
+            continue
+        try:
+            row[name] = _token_array(name, value, where)
+        except RecordError as error:
+            yield from error.problems
+    if _is_real(row.get("reward")):
+        row["reward"] = float(row["reward"])
+
+
+def _token_array(name: str, values: Any, where: str) -> np.ndarray[Any, Any]:
+    """A copy of a token column as it is written, which the caller's later changes don't reach.
 
     Raises:
-        RecordError: an element that isn't a number, or doesn't fit.
+        RecordError: values that can't be copied, or aren't one number per token; floats that are whole numbers may
+            stand for integers.
     """
-    if row.get("reward") is not None:
-        row["reward"] = float(row["reward"])
-    for name in TOKEN_COLUMNS:
-        values = row.get(name)
-        if values is not None:
-            row[name] = _array(name, values, row)
-    return row
+    packed = _packed(name, values) if isinstance(values, list | tuple) else None
+    array = _numpy_copy(name, values, where) if packed is None else packed
+    try:
+        return _checked(name, array)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecordError(Problem(f"{name}: {error}"[:200], where, "give one number per token")) from error
 
 
-def _copied(name: str, values: Any, where: str) -> Any:
-    """A copy that the caller's later changes don't reach. Raises a `RecordError` for values that can't be copied."""
-    if isinstance(values, list | tuple):
-        packed = _packed(name, values)
-        return tuple(values) if packed is None else packed
+def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
+    """A list of numbers as an array, in less time than numpy takes; None for other lists."""
+    try:
+        if name in MASK_COLUMNS:
+            return np.frombuffer(bytes(values), dtype=np.uint8)
+        if element_type(name) == np.int32:
+            return np.frombuffer(struct.pack(f"={len(values)}i", *values), dtype=np.int32)
+        return np.frombuffer(struct.pack(f"={len(values)}d", *values))
+    except (TypeError, ValueError, OverflowError, struct.error):
+        return None
+
+
+def _numpy_copy(name: str, values: Any, where: str) -> np.ndarray[Any, Any]:
     try:
         return np.array(values)
     except Exception:  # noqa: BLE001 - numpy refuses tensors on a device, with gradients or of bfloat16, each in its way
         pass
     try:
-        return values.tolist()
+        return np.array(values.tolist())
     except Exception as error:
         what = f"{name} can't be copied: {type(error).__name__}: {error}"[:200]
         raise RecordError(Problem(what, where, "give a list or an array with one number per token")) from error
 
 
-def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
-    """A list of integers as an array, in less time than numpy takes or a copy costs later; None for other lists."""
-    try:
-        if name == _MASK:
-            return np.frombuffer(bytes(values), dtype=np.uint8)
-        if element_type(name) == np.int32:
-            return np.frombuffer(struct.pack(f"={len(values)}i", *values), dtype=np.int32)
-    except (TypeError, ValueError, struct.error):
-        pass
-    return None
+def _checked(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The values in the type in which they are written. Raises a `ValueError` or `TypeError` if they can't be."""
+    dtype = element_type(name)
+    if values.ndim != 1:
+        raise ValueError("not a flat list")
+    if values.dtype.kind == "c":
+        raise ValueError("not real numbers")
+    if dtype.kind == "i" and values.size:
+        if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.trunc(values))).all():
+            raise ValueError("not whole numbers")
+        if name in MASK_COLUMNS:
+            if values.dtype.kind not in "biuf":
+                raise ValueError("not a flat list of integers or bools")
+            return (values != 0).astype(dtype)
+        if values.dtype.kind not in "iuf" or not _fits(values, dtype, name):
+            raise ValueError("not integers of 32 bits, 0 or more")
+    return values.astype(dtype)
+
+
+def _fits(values: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> bool:
+    lowest = 0 if name == "response_model_steps" else np.iinfo(dtype).min
+    return lowest <= int(values.min()) and int(values.max()) <= np.iinfo(dtype).max
 
 
 def _problems(values: Row, where: str) -> Iterator[Problem]:
-    """What is wrong with single values; those of token columns are looked at when they are converted."""
+    """What is wrong with single values; those of token columns are looked at when they are copied."""
     for name, value in values.items():
         if value is None:
             if name in ("train_step", "group_id", "batch_size"):
@@ -155,10 +241,7 @@ def _problems(values: Row, where: str) -> Iterator[Problem]:
         elif name == "reward":
             if not _is_real(value):
                 yield Problem(f"reward is {shown(value)}", where, "it is a number")
-        elif name in TOKEN_COLUMNS:
-            if not hasattr(value, "__len__") or getattr(value, "ndim", 1) != 1:
-                yield Problem(f"{name} is {shown(value)}", where, "it is a list with one number per token")
-        else:
+        elif name not in TOKEN_COLUMNS:
             yield from _integer_problems(name, value, where)
 
 
@@ -213,28 +296,3 @@ def _lengths(row: Row, where: str) -> Iterator[Problem]:
         yield Problem(f"{len(mask)} mask entries for {length} tokens", where, "give one per token, or none at all")
     if row.get("prior_len", 0) > length:
         yield Problem(f"prior_len is {row['prior_len']} for {length} tokens", where, "it counts leading tokens")
-
-
-def _array(name: str, values: Any, row: Row) -> np.ndarray[Any, Any]:
-    try:
-        dtype = element_type(name)
-        array = np.asarray(values)
-        if name == _MASK:
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
-                raise ValueError("not a flat list of integers or bools")
-            return (array != 0).astype(np.int8)
-        if array.ndim != 1:
-            raise ValueError("not a flat list")
-        if array.dtype.kind == "c":
-            raise ValueError("not real numbers")
-        if array.size and dtype.kind == "i" and (array.dtype.kind not in "iu" or not _fits(array, dtype, name)):
-            raise ValueError("not integers of 32 bits, 0 or more")
-        return array.astype(dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        where = f"rollout {row.get('rollout_id')} of group {row.get('group_id')}"
-        raise RecordError(Problem(f"{name}: {error}", where, "give one number per token")) from error
-
-
-def _fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> bool:
-    lowest = 0 if name == "response_model_steps" else np.iinfo(dtype).min
-    return lowest <= int(array.min()) and int(array.max()) <= np.iinfo(dtype).max

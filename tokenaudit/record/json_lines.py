@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +25,10 @@ _KEYS: dict[EventKind, tuple[str, ...]] = {
     EventKind.PUT: ("train_step", "model_step", "task_name", "group_id", "responses"),
     EventKind.SAMPLE: ("task_name", "group_id", "status"),
     EventKind.REFRESH: ("train_step",),
-    EventKind.TAKE: ("train_step", "task_name", "batch_size"),
+    EventKind.TAKE: ("train_step", "task_name", "batch_size", "rollout_ids", "responses"),
     EventKind.SYNC: ("train_step", "model_step"),
 }
-_OPTIONAL = frozenset({"model_step", "task_name", "time_us"})
+_OPTIONAL = frozenset({"model_step", "task_name", "time_us", "rollout_ids"})
 
 _ONE_OBJECT = "give one JSON object a line"
 
@@ -41,8 +42,13 @@ class JsonLine(NamedTuple):
     bytes: int
 
 
-def json_lines(stream: IO[bytes], source: str) -> Iterator[JsonLine]:
+def json_lines(stream: IO[bytes], source: str, *, keys_once: bool = False) -> Iterator[JsonLine]:
     """The objects of a stream of JSON lines, named `source` in messages; empty lines are passed over.
+
+    Args:
+        stream: the lines.
+        source: name of the stream.
+        keys_once: a key that is twice in one object, of which JSON readers keep the last, is a problem of its line.
 
     Raises:
         OSError: the stream can't be read.
@@ -59,7 +65,7 @@ def json_lines(stream: IO[bytes], source: str) -> Iterator[JsonLine]:
             size += _skip_line(stream)
             yield JsonLine(number, {}, Problem(f"a line of {size} bytes", where, _ONE_OBJECT), size)
         elif line.strip():
-            data, problem = _parsed(line, where)
+            data, problem = _parsed(line, where, _object_of_keys_once if keys_once else None)
             yield JsonLine(number, data, problem, size)
 
 
@@ -72,9 +78,25 @@ def _skip_line(stream: IO[bytes]) -> int:
     return skipped
 
 
-def _parsed(line: bytes, where: str) -> tuple[dict[str, Any], Problem | None]:
+class _KeyTwiceError(ValueError):
+    """A key is twice in one object."""
+
+
+def _object_of_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise _KeyTwiceError(f"the key {shown(key)} is twice in one object")
+    return made
+
+
+def _parsed(
+    line: bytes, where: str, object_of: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None
+) -> tuple[dict[str, Any], Problem | None]:
     try:
-        data = json.loads(line)
+        data = json.loads(line, object_pairs_hook=object_of)
+    except _KeyTwiceError as error:
+        return {}, Problem(str(error), where, "give every key once")
     except RecursionError:
         return {}, Problem("JSON nested too deep", where, _ONE_OBJECT)
     except ValueError as error:
@@ -108,9 +130,12 @@ def record_lines(
     """
     events = failed = size = 0
     problems: list[Problem] = []
-    for line in json_lines(stream, source):
+    for line in json_lines(stream, source, keys_once=True):
         size += line.bytes
+        counted = recorder.rejected_events
         found = [line.problem] if line.problem else _record(line, source, recorder)
+        if found and recorder.rejected_events == counted:
+            recorder.count_rejected()
         failed += bool(found)
         events += not found
         problems.extend(found[: SHOWN_PROBLEMS - len(problems)])
@@ -135,11 +160,14 @@ def _record(line: JsonLine, source: str, recorder: Recorder) -> list[Problem]:
         for key in line.data
         if key not in keys
     ]
-    missing = [key for key in _KEYS[event] if key not in _OPTIONAL and line.data.get(key) is None]
+    optional = _OPTIONAL | ({"responses"} if event is EventKind.TAKE else set())
+    missing = [key for key in _KEYS[event] if key not in optional and line.data.get(key) is None]
     problems += [Problem(f"{key} is missing", where, f"every {event} needs it") for key in missing]
     if event is EventKind.SYNC and line.data.get("model_step") is None:
         problems.append(Problem("model_step is missing", where, "every sync needs it"))
-    responses = line.data.get("responses", [])
+    responses = line.data.get("responses")
+    if responses is None:
+        responses = []
     if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
         problems.append(Problem("responses is no list of objects", where, "give one object per response"))
     if problems:

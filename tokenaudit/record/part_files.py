@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row, seal, sync_folder
+from tokenaudit.record.folder_lock import FolderLock
 
 _PART = re.compile(r"part-(\d{6,})\.parquet")
-_UNSEALED = re.compile(r"\.part-\d{6,}\.parquet\.tmp")
+_UNSEALED = re.compile(r"\.part-\d{6,}\.parquet(\.[0-9a-f]+)?\.tmp")
 _SIZED = (*TOKEN_COLUMNS, "task_name", "finish_reason")
 PART_ELEMENTS = 16_000_000
 """Elements of token columns, characters of texts, and `ROW_COST` per row, at which a part is sealed."""
@@ -37,23 +38,27 @@ class UnsealedRows:
         """Forget the rows; they are sealed."""
         self.rows: list[Row] = []
         self.events = self._cost = 0
-        self._since = 0.0
+        self._since: float | None = None
+
+    def start_clock(self) -> None:
+        """There is something to seal from now on, if there was nothing before."""
+        if self._since is None:
+            self._since = time.monotonic()
 
     def add(self, rows: list[Row]) -> None:
         """Add the rows of one event."""
-        if not self.rows:
-            self._since = time.monotonic()
+        self.start_clock()
         self.rows.extend(rows)
         self.events += 1
         self._cost += cost_of(rows)
 
     def seconds_left(self, seconds: float) -> float | None:
-        """How long the rows may go on waiting, if they may wait for `seconds`; None without any."""
-        return max(0.0, self._since + seconds - time.monotonic()) if self.rows else None
+        """How long what is there may go on waiting, if it may wait for `seconds`; None without anything."""
+        return None if self._since is None else max(0.0, self._since + seconds - time.monotonic())
 
     def is_due(self, rows: int, seconds: float) -> bool:
-        """Whether there are `rows` of them, or many elements, or they have waited for `seconds`."""
-        if not self.rows:
+        """Whether there are `rows` rows, or many elements, or what is there has waited for `seconds`."""
+        if self._since is None:
             return False
         waited = time.monotonic() - self._since
         return len(self.rows) >= rows or self._cost >= PART_ELEMENTS or waited >= seconds
@@ -74,13 +79,27 @@ class PartFolder:
         force: remove the parts that are there.
 
     Raises:
-        RecordError: the folder can't be used, or holds Parquet files and neither `append` nor `force` is set.
+        RecordError: the folder can't be used, another recorder writes to it, or it holds Parquet files and neither
+            `append` nor `force` is set.
     """
 
     def __init__(self, path: Path, *, append: bool = False, force: bool = False) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            self._prepare(append=append, force=force)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, *, append: bool, force: bool) -> None:
+        """Look at what is there, and remove what may be removed."""
+        path = self.path
+        try:
             there = list(path.glob("*.parquet"))
             for leftover in path.iterdir():
                 if _UNSEALED.fullmatch(leftover.name):
@@ -97,24 +116,41 @@ class PartFolder:
                     part.unlink()
                 there = []
         except OSError as error:
-            what = f"can't write here: {error.strerror or error}"
-            raise RecordError(Problem(what, str(path), "choose another folder")) from error
+            raise _unusable(path, error) from error
         parts = sorted(there, key=_number)
         self.last_event_id = _last_event_id(parts)
         self._number = _number(parts[-1]) if parts else 0
 
     def seal(self, table: pa.Table) -> Path:
-        """Write the next part. Raises an `OSError` if it can't be written; the number stays free."""
+        """Write the next part.
+
+        Raises:
+            OSError: it can't be written, and the number stays free; RecordError: the folder was removed, and another
+                recorder writes to one in its place.
+        """
+        if not self._lock.is_valid:
+            self._lock.release()
+            self._lock = FolderLock(self.path)
         path = self.path / f"part-{self._number + 1:06}.parquet"
-        if path.exists():
-            raise FileExistsError(f"{path.name} is there already: another recorder writes to this folder")
-        seal(table, path)
+        try:
+            seal(table, path)
+        except FileExistsError as error:
+            what = f"{path.name} is there already: another recorder writes to this folder"
+            raise FileExistsError(what) from error
         self._number += 1
         return path
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self._lock.release()
 
     def sync(self) -> None:
         """Make the folder itself last."""
         sync_folder(self.path.parent)
+
+
+def _unusable(path: Path, error: OSError) -> RecordError:
+    return RecordError(Problem(f"can't write here: {error.strerror or error}", str(path), "choose another folder"))
 
 
 def _number(part: Path) -> int:
@@ -123,12 +159,13 @@ def _number(part: Path) -> int:
 
 
 def _last_event_id(parts: Sequence[Path]) -> int:
-    """The last event of the last part; ids never fall, so that is the largest."""
-    if not parts:
-        return 0
-    try:
-        ids = pq.read_table(parts[-1], columns=["event_id"]).column(0)
-        return int(ids[-1].as_py()) if len(ids) else 0
-    except (pa.ArrowException, OSError, TypeError) as error:
-        what = "can't go on behind this part: it isn't a readable log"
-        raise RecordError(Problem(what, str(parts[-1]), "record into another folder")) from error
+    """The last event of the last part that has one; ids never fall, so that is the largest."""
+    for part in reversed(parts):
+        try:
+            ids = pq.read_table(part, columns=["event_id"]).column(0)
+            if len(ids):
+                return int(ids[-1].as_py())
+        except (pa.ArrowException, OSError, TypeError) as error:
+            what = "can't go on behind this part: it isn't a readable log"
+            raise RecordError(Problem(what, str(part), "record into another folder")) from error
+    return 0

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import os
+import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
+from functools import cache
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Problem, RecordError, TokenauditError, plural
-from tokenaudit.contracts.schema import DEFAULT_TASK, EventKind
-from tokenaudit.log.writer import Row, log_metadata, log_table
-from tokenaudit.record.event_rows import converted, event_row, put_rows
+from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, TOKEN_COLUMNS, EventKind
+from tokenaudit.log.files import loss_text
+from tokenaudit.log.writer import Row, log_metadata, log_table, write_parquet
+from tokenaudit.record.event_rows import event_row, put_rows, take_rows
 from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of
 
 SOURCE = "tokenaudit.Recorder"
-_SHOWN_REJECTED = 20
 _RETRY_SECONDS = 5.0
 
 
@@ -81,11 +87,12 @@ class Recorder:
         source: str = SOURCE,
     ) -> None:
         self._config_json = _config_json(config)
+        self._when_full = WhenFull(when_full)
         self._source = source
+        _load_writer()
         self._parts = PartFolder(Path(path), append=append, force=force)
         self._parts.sync()
         self._token_columns = token_columns
-        self._when_full = WhenFull(when_full)
         self._queue_elements = queue_elements
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
@@ -96,16 +103,17 @@ class Recorder:
         self._queued = 0
         self._closing = False
         self._failure: Exception | None = None
-        self._rejected: list[Problem] = []
-        self.dropped_events = 0
-        """Events dropped because the queue was full."""
-        self.rejected_events = 0
-        """Events whose lists turned out not to hold numbers when they were written."""
+        self._accepted = 0
+        self._lost: Counter[str] = Counter()
+        self._noted: Counter[str] = Counter()
+        """The losses that sealed parts count."""
         self.sealed_events = 0
         """Events in sealed parts."""
         self._thread = threading.Thread(target=self._write, name="tokenaudit-recorder", daemon=True)
         self._thread.start()
-        atexit.register(self._stop)
+        atexit.register(self._end)
+        # these end without what is registered at exit
+        self._finalizer = Finalize(None, self._end, exitpriority=0) if parent_process() is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -132,28 +140,52 @@ class Recorder:
             RecordError: values that can't be recorded, or the recorder is closed or can't write.
         """
         shared: dict[str, Any] = {"group_id": group_id, "train_step": train_step, "model_step": model_step}
-        self._enqueue(put_rows(group, **shared, task_name=task_name, time_us=time_us))
+        self._record(lambda: put_rows(group, **shared, task_name=task_name, time_us=time_us))
 
     def sample(self, group_id: int, status: str, *, task_name: str = DEFAULT_TASK, time_us: int | None = None) -> None:
         """A group leaves the pool `status` to be generated again. Raises like `put`."""
         values = {"group_id": group_id, "status": status, "task_name": task_name, "time_us": time_us}
-        self._enqueue([event_row(EventKind.SAMPLE, **values)])
+        self._record(lambda: [event_row(EventKind.SAMPLE, **values)])
 
     def refresh(self, train_step: int, *, time_us: int | None = None) -> None:
         """The buffer recomputes staleness for `train_step`. Raises like `put`."""
-        self._enqueue([event_row(EventKind.REFRESH, train_step=train_step, time_us=time_us)])
+        self._record(lambda: [event_row(EventKind.REFRESH, train_step=train_step, time_us=time_us)])
 
     def take(
-        self, train_step: int, batch_size: int, *, task_name: str = DEFAULT_TASK, time_us: int | None = None
+        self,
+        train_step: int,
+        batch_size: int,
+        *,
+        task_name: str = DEFAULT_TASK,
+        time_us: int | None = None,
+        rollout_ids: Sequence[int] | None = None,
+        responses: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """The trainer asks for `batch_size` groups of a task. Raises like `put`."""
+        """The trainer asks for `batch_size` groups of a task; see `event_rows.take_rows` for the arguments.
+
+        `rollout_ids` or `responses` name what it got, so that audits need not replay it. Raises like `put`.
+        """
         values = {"train_step": train_step, "batch_size": batch_size, "task_name": task_name, "time_us": time_us}
-        self._enqueue([event_row(EventKind.TAKE, **values)])
+        self._record(lambda: take_rows(values, rollout_ids, responses))
 
     def sync(self, train_step: int, model_step: int, *, time_us: int | None = None) -> None:
         """The rollout engine got the weights `model_step` after `train_step`. Raises like `put`."""
         values = {"train_step": train_step, "model_step": model_step, "time_us": time_us}
-        self._enqueue([event_row(EventKind.SYNC, **values)])
+        self._record(lambda: [event_row(EventKind.SYNC, **values)])
+
+    @property
+    def dropped_events(self) -> int:
+        """Events dropped because the queue was full."""
+        return self._lost[META_DROPPED]
+
+    @property
+    def rejected_events(self) -> int:
+        """Events refused with a `RecordError`; the log counts them, for whoever goes on without them."""
+        return self._lost[META_REJECTED]
+
+    def count_rejected(self) -> None:
+        """Count an event of the run that can't even be handed to the recorder, so that the log says so."""
+        self._lose(META_REJECTED)
 
     @property
     def is_failed(self) -> bool:
@@ -164,45 +196,76 @@ class Recorder:
         """Seal what is left and stop. A second call does nothing. Warns if events were dropped.
 
         Raises:
-            RecordError: a part couldn't be written, or events were rejected; everything else is sealed all the same.
+            RecordError: a part couldn't be written; what was written before stays.
         """
         if self._thread.is_alive():
             self._stop()
-            atexit.unregister(self._stop)
             if self.dropped_events:
-                warnings.warn(self._dropped_text(), RuntimeWarning, stacklevel=2)
+                warnings.warn(loss_text(META_DROPPED, self.dropped_events), RuntimeWarning, stacklevel=2)
             if self._failure is not None:
                 raise self._cannot_write()
-            if self._rejected:
-                closing = Problem(f"{self.rejected_events} events were not recorded", str(self._parts.path))
-                raise RecordError([*self._rejected, closing])
 
     def _stop(self) -> None:
         if self._is_foreign():
             return
+        atexit.unregister(self._end)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
         with self._state:
             self._closing = True
             self._state.notify_all()
         self._thread.join()
+        self._parts.close()
 
-    def _enqueue(self, rows: list[Row]) -> None:
-        cost = cost_of(rows)
+    def _end(self) -> None:
+        """Seal what is left as the process ends without `close`; nobody is there to catch what goes wrong."""
+        self._stop()
+        if self._is_foreign() or sys.stderr is None:
+            return
+        said = [loss_text(key, count) for key, count in self._lost.items()]
+        if self._failure is not None:
+            unsealed = self._accepted - self.sealed_events
+            said.append(f"the recorder lost the last {unsealed} events: {self._cannot_write().summary}")
+        with suppress(OSError, ValueError):
+            sys.stderr.writelines(f"tokenaudit: {self._parts.path}: {line}\n" for line in said)
+
+    def _record(self, make_rows: Callable[[], list[Row]]) -> None:
         if self._is_foreign():
             what = "the recorder belongs to another process, which this one was forked from"
             raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
+        try:
+            self._enqueue(make_rows())
+        except RecordError:
+            self.count_rejected()
+            raise
+
+    def _enqueue(self, rows: list[Row]) -> None:
+        cost = cost_of(rows)
         with self._state:
             while not self._has_room(cost):
                 if self._when_full is WhenFull.DROP:
                     self._next_id += 1
-                    self.dropped_events += 1
+                    self._lose(META_DROPPED)
                     return
                 self._state.wait()
+            self._accepted += 1
             for row in rows:
                 row["event_id"] = self._next_id
             self._next_id += 1
             self._queue.append(_QueuedEvent(rows, cost))
             self._queued += cost
             self._state.notify_all()
+
+    def _lose(self, key: str) -> None:
+        """Count an event that isn't recorded; the next part says so."""
+        with self._state:
+            self._lost[key] += 1
+            self._state.notify_all()
+
+    def _unnoted(self) -> Counter[str]:
+        """The losses that no part counts yet; a recorder that never recorded anything has nothing to add to."""
+        with self._state:
+            return self._lost - self._noted if self._accepted else Counter()
 
     def _is_foreign(self) -> bool:
         """Whether this process was forked from the recorder's; the lock may then be held forever, so ask before."""
@@ -221,22 +284,21 @@ class Recorder:
         what = f"can't write: {failure}"
         return RecordError(Problem(what, str(self._parts.path), "free the disk, or record elsewhere"))
 
-    def _dropped_text(self) -> str:
-        return f"the recorder dropped {self.dropped_events} events because its queue was full"
-
     def _write(self) -> None:
         """The thread: gather rows, and seal them when there are enough or they have waited long enough."""
         unsealed = UnsealedRows()
         # until everything is sealed, or closing is asked for and the last part can't be written
-        while not self._is_ending() or (unsealed.rows and self._failure is None):
+        while not self._is_ending() or ((unsealed.rows or self._unnoted()) and self._failure is None):
             if self._failure is not None:
                 with self._state:
                     self._state.wait_for(lambda: self._closing, _RETRY_SECONDS)
                 self._seal(unsealed)
                 continue
+            if self._unnoted():
+                unsealed.start_clock()
             event = self._next_event(unsealed.seconds_left(self._seal_seconds))
             if event is not None:
-                self._gather(unsealed, event)
+                unsealed.add(event)
             if unsealed.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
                 self._seal(unsealed)
 
@@ -256,21 +318,12 @@ class Recorder:
             self._state.notify_all()
             return event.rows
 
-    def _gather(self, unsealed: UnsealedRows, rows: list[Row]) -> None:
-        try:
-            unsealed.add([converted(row) for row in rows])
-        except Exception as error:  # noqa: BLE001 - a strange value must not end the thread that all others wait for
-            self.rejected_events += 1
-            other = (Problem(f"{type(error).__name__}: {error}"),)
-            problems = error.problems if isinstance(error, RecordError) else other
-            self._rejected.extend(problems[: max(0, _SHOWN_REJECTED - len(self._rejected))])
-
     def _seal(self, unsealed: UnsealedRows) -> None:
-        """Write a part; on failure the rows stay, and callers see the failure."""
-        if not unsealed.rows:
+        """Write a part, without rows where only losses are to be noted; on failure they stay, and callers see it."""
+        losses = self._unnoted()
+        if not unsealed.rows and not losses:
             return
-        limits = [self._dropped_text()] if self.dropped_events else []
-        metadata = log_metadata(self._config_json, self._source, limits)
+        metadata = log_metadata(self._config_json, self._source) | {key: str(count) for key, count in losses.items()}
         try:
             self._parts.seal(log_table(unsealed.rows, token_columns=self._token_columns, metadata=metadata))
         except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is raised in callers
@@ -279,8 +332,19 @@ class Recorder:
                 self._state.notify_all()
             return
         self._failure = None
+        self._noted += losses
         self.sealed_events += unsealed.events
         unsealed.clear()
+
+
+@cache
+def _load_writer() -> None:
+    """Load whatever sealing a part needs: what Python or pyarrow import at first use can't be when a process ends."""
+    lists = {name: [1] for name in TOKEN_COLUMNS}
+    rows = put_rows([{"rollout_id": 1, "reward": 1.0} | lists], group_id=1, train_step=1)
+    for token_columns in (False, True):
+        table = log_table(rows, token_columns=token_columns, metadata=log_metadata(None, SOURCE))
+        write_parquet(table, io.BytesIO())
 
 
 def _config_json(config: Path | str | Mapping[str, Any] | None) -> str | None:

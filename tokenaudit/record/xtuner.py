@@ -32,9 +32,10 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
 
     The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
     runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
-    the arguments that were passed and the responses as they were before the buffer changed them. What a response
-    continues from is derived from the token ids that it was sampled with. Calls that raise record nothing. Whatever
-    can't be recorded raises a `RuntimeWarning`; the call itself always goes through.
+    the arguments that were passed and the responses as they were before the buffer changed them; a take names the
+    rollouts that the buffer gave. What a response continues from is derived from the token ids that it was sampled
+    with. Calls that raise record nothing. Whatever can't be recorded raises a `RuntimeWarning` and is counted in the
+    log; the call itself always goes through.
 
     The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
 
@@ -110,14 +111,14 @@ class _Attachment:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             async with self._lock:
-                record = _warned(handler, bound.arguments)
+                record = _warned(self._recorder, handler, bound.arguments)
                 token = _is_inside.set(True)
                 try:
                     result = await method(*args, **kwargs)
                 finally:
                     _is_inside.reset(token)
                 if record is not None:
-                    _warned(record, result)
+                    _warned(self._recorder, record, result)
                 return result
 
         return recorded
@@ -155,7 +156,8 @@ class _Attachment:
 
         def record(groups: Iterable[Sequence[Any]]) -> None:
             if pool == Status.COMPLETED:
-                self._recorder.take(train_step, int(arguments["batch_size"]), task_name=task_name)
+                size = int(arguments["batch_size"])
+                self._recorder.take(train_step, size, task_name=task_name, responses=_taken(groups))
                 return
             for group in groups:
                 keys = _segments(task_name, [int(state.rollout_id) for state in group])
@@ -173,10 +175,12 @@ class _Attachment:
         sizes = {task: int(size) for task, size in next(iter(arguments.values())).items()}
         train_step = self._step(arguments)
 
-        def record(_: Any) -> None:
+        def record(batch: Any) -> None:
             for task_name, size in sizes.items():
                 if size > 0:
-                    self._recorder.take(train_step, size, task_name=task_name)
+                    groups = batch.get(task_name) if isinstance(batch, Mapping) else None
+                    responses = None if groups is None else _taken(groups)
+                    self._recorder.take(train_step, size, task_name=task_name, responses=responses)
 
         return record
 
@@ -188,14 +192,24 @@ class _Attachment:
         return 1 if self._train_step is None else self._train_step
 
 
-def _warned(call: Callable[[Any], Any], argument: Any) -> Any:
+def _warned(recorder: Recorder, call: Callable[[Any], Any], argument: Any) -> Any:
     """What a call returns; None, and a warning, where it fails: a recording must never end a training."""
     try:
         return call(argument)
     except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
-        what = error.summary if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, RecordError):
+            what = error.summary
+        else:
+            recorder.count_rejected()
         warnings.warn(f"not recorded: {what}", RuntimeWarning, stacklevel=3)
         return None
+
+
+def _taken(groups: Iterable[Sequence[Any]]) -> list[Row]:
+    """The rollouts of the groups that a buffer gave for training, each once."""
+    named = [(int(state.group_id), int(state.rollout_id)) for group in groups for state in group]
+    return [{"group_id": group_id, "rollout_id": rollout_id} for group_id, rollout_id in dict.fromkeys(named)]
 
 
 def _segments(task_name: str, rollout_ids: Sequence[int]) -> list[_Segment]:

@@ -30,6 +30,7 @@ def notices(
     return [
         *(warning.notice for warning in warnings),
         *(Notice("source-limit", limit) for limit in log.limits),
+        *loss_notices(log),
         *(Notice("log-note", note) for note in log.notes),
         *quarantine_notices(digest),
         *_coverage_notices(coverage),
@@ -37,6 +38,15 @@ def notices(
         *_task_notices(config, digest),
         *_timeline_notices(digest, kind, ledger),
     ]
+
+
+LOST_EVENTS = "lost-events"
+"""Code of the notices that events of the run are missing."""
+
+
+def loss_notices(log: Log) -> list[Notice]:
+    """That the log lacks events of its run, if its recorder says so."""
+    return [Notice(LOST_EVENTS, loss, "The log lacks them, and so does every figure.") for loss in log.losses]
 
 
 def quarantine_notices(digest: Digest) -> list[Notice]:

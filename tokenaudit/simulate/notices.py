@@ -12,7 +12,7 @@ from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.log.columns import Int64s, marked
 from tokenaudit.log.files import Log
-from tokenaudit.replay.notices import override_notices
+from tokenaudit.replay.notices import loss_notices, override_notices
 from tokenaudit.replay.request import PromptOrder, TimelineKind
 from tokenaudit.simulate.workload import TaskWorkload, Workload
 
@@ -44,6 +44,7 @@ def simulation_notices(
     return [
         *(warning.notice for warning in warnings),
         *_resync_notices(config),
+        *loss_notices(source),
         *(Notice("log-note", note) for note in source.notes),
         *_workload_notices(workload, quarantined),
         *prompt_order_notices(workload, prompt_order),
