@@ -278,8 +278,8 @@ def report_data(report: AuditReport) -> dict[str, Any]:
 
 def _run_data(run: RuleRun) -> dict[str, Any]:
     findings = run.findings
-    counted = findings.identities if findings else {}
-    identities = {str(severity): asdict(entry) for severity, entry in counted.items() if findings.counts[severity]}
+    counted = findings.identities.items() if findings else ()
+    identities = {str(severity): asdict(entry) for severity, entry in counted if findings and findings.counts[severity]}
     return {
         "code": run.rule.code,
         "name": run.rule.name,
