@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from dataclasses import replace
@@ -97,7 +98,7 @@ def test_names_that_mean_something_to_markdown_and_rich_stay_text(tmp_path: Path
     assert name in console_text(result_blocks(result, by_task=True))
     lines = markdown_text(result_blocks(result, by_task=True)).splitlines()
     table_line = next(line for line in lines if line.startswith("| 1 "))
-    assert "[bold]a\\|b*c_d`<e>\\\\" in table_line
+    assert r"\[bold\]a\|b\*c\_d\`\<e\>\\" in table_line
     heading = markdown_text(result_blocks(replace(result, config_source=name))).splitlines()[0]
     assert heading.endswith("\\[bold\\]a\\|b\\*c\\_d\\`\\<e\\>\\\\")
 
@@ -147,6 +148,38 @@ def test_markdown_tables_escape_cells_and_hold_no_blank_lines():
     assert table.splitlines()[0].startswith("| a\\|b")
     assert "x\\\\ny" in table
     assert len(table.splitlines()) == 4
+
+
+HARMFUL = "<img src=x onerror=alert(1)> [ok](javascript:alert(1)) `a` *b* x_y & ~c~ #1 a|b"
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_markdown_shows_names_of_tasks_as_they_are(by_task: bool, tmp_path: Path):
+    result = result_of(tmp_path, [put(1, 1, task_name=HARMFUL), take(2, task_name=HARMFUL)])
+    shown = markdown_text(result_blocks(result, by_task=by_task))
+    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in HARMFUL)
+    assert shown.count(escaped) == 1 + by_task * 3
+    assert "<img" not in shown.replace("\\<", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(A1)", "'@SUM(A1)"), ("\t=1", "'\\t=1"), ("\r=1", "'\\r=1"),
+     ("a=1", "a=1"), ("a\x1b[31m", "a\\x1b[31m"), ("math", "math"), ("mäth", "mäth")],
+)  # fmt: skip
+def test_csv_runs_nothing_and_colours_nothing(name: str, shown: str, tmp_path: Path, run_cli):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1, task_name=name), take(2, task_name=name), put(3, 1)])
+    for command in (
+        ("replay", path, "--by-task"),
+        ("audit", path),
+        ("diff", "--set-b", "policy.max_staleness=1", "--log", path),
+    ):
+        ran = run_cli(*command, "--format", "csv", "-q")
+        assert "\x1b" not in ran.out
+        assert "\r" not in ran.out
+        tasks = {row.get("task") or "" for row in csv.DictReader(ran.out.splitlines())}
+        assert shown in tasks
+        assert not any(task.startswith(("=", "+", "-", "@")) for task in tasks)
 
 
 def test_the_verdict_tells_groups_put_as_expired(tmp_path: Path):

@@ -24,6 +24,7 @@ from tokenaudit.render.blocks import (
     TableRow,
     Tone,
     count_text,
+    csv_cell,
     only,
 )
 
@@ -211,4 +212,4 @@ def audit_csv(report: AuditReport) -> str:
 
 
 def _cell(value: object) -> object:
-    return printable(value) if isinstance(value, str) else value
+    return csv_cell(value) if isinstance(value, str) else value

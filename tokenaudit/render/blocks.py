@@ -12,10 +12,14 @@ from enum import Enum, StrEnum, auto
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from tokenaudit.contracts.errors import printable
 from tokenaudit.contracts.metrics import Metric, Unit
 
 if TYPE_CHECKING:
     from tokenaudit.contracts.errors import Notice
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that spreadsheets take for a formula, some of them after dropping the blanks."""
 
 NOTHING = "–"
 """Shown where there is no value."""
@@ -140,6 +144,7 @@ class TableColumn:
         document_name: its heading in documents, where it is another one.
         is_label: it says what a row is, so that no terminal is too narrow for it.
         form: the only form that shows it; None: all.
+        free_text: its cells hold text from files, of which a document shows every character.
     """
 
     name: str
@@ -147,6 +152,7 @@ class TableColumn:
     document_name: str = ""
     is_label: bool = False
     form: Form | None = None
+    free_text: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +190,7 @@ class Table(Block):
         columns: what the cells of a row are.
         rows: the rows.
         caption: what the table shows, in our own words.
-        free_text: cells hold text from files, of which a document shows every character.
+        free_text: the cells of all columns do so.
         fit: how to fit it to a terminal; None: it is as wide as it is.
     """
 
@@ -241,6 +247,12 @@ def share_text(part: int, whole: int) -> str:
     if Fraction(999, 10) < share < 100:
         return ">99.9 %"
     return f"{float(share):.1f} %"
+
+
+def csv_cell(text: str) -> str:
+    """Text from a file for a cell of CSV: nothing that a terminal obeys, nor that a spreadsheet would run."""
+    plain = printable(text)
+    return f"'{plain}" if text.startswith(_FORMULA_STARTS) else plain
 
 
 def count_text(count: int, noun: str) -> str:

@@ -12,6 +12,7 @@ import polars as pl
 from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
 from tokenaudit.compare.metric_values import FigureValue, Missing
+from tokenaudit.render.blocks import csv_cell
 from tokenaudit.render.exact import plain_number
 
 
@@ -67,7 +68,7 @@ def _records(comparison: Comparison) -> Iterator[dict[str, Any]]:
         yield {"row": "total"} | _record(change)
     for task, changes in comparison.tasks.items():
         for change in changes:
-            yield {"row": "task", "task": task} | _record(change)
+            yield {"row": "task", "task": csv_cell(task)} | _record(change)
     for step in comparison.steps:
         for change in step.changes:
             yield {"row": "step", "train_step": step.train_step} | _record(change)

@@ -11,6 +11,7 @@ import polars as pl
 
 from tokenaudit.compare.metric_values import Missing, has_steps, row_value
 from tokenaudit.contracts.metrics import RATES, Metric, Rate, Total, Unit
+from tokenaudit.render.blocks import csv_cell
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TASKS, TRAIN_STEP, Result, RowData
 from tokenaudit.replay.session import Run, result_of
 
@@ -69,10 +70,11 @@ def _rate_of(row: RowData, rate: Rate, task: str | None) -> float | None:
 
 
 def csv_text(frame: pl.DataFrame) -> str:
-    """CSV with a header; lists of ids are separated by spaces."""
+    """CSV with a header; lists of ids are separated by spaces, and names can do no harm."""
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List(pl.Int64)]
     joined = [pl.col(name).list.eval(pl.element().cast(pl.String)).list.join(" ") for name in lists]
-    return frame.with_columns(joined).write_csv()
+    names = [pl.Series("task", map(csv_cell, frame["task"]), pl.String)] if "task" in frame.columns else []
+    return frame.with_columns(*joined, *names).write_csv()
 
 
 def parquet_bytes(frame: pl.DataFrame) -> bytes:

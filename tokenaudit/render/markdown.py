@@ -83,9 +83,9 @@ def _table(block: Table) -> str:
         # Texts come first in Markdown, and the first column always is one.
         justify = "left" if number < max(labels, 1) else "right"
         table.add_column(_escaped(column.document_name or column.name), justify=justify, no_wrap=True)
-    write = inline if block.free_text else _escaped
+    writes = [inline if block.free_text or column.free_text else _escaped for column in columns]
     for row in shown_in(Form.DOCUMENT, block.rows):
-        table.add_row(*(write(_text(row.cells[position])) for position in shown))
+        table.add_row(*(write(_text(row.cells[position])) for write, position in zip(writes, shown, strict=True)))
     buffer = StringIO()
     console = Console(file=buffer, width=100_000, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(table)

@@ -207,7 +207,7 @@ def _step_table(result: Result, by_task: bool) -> Table:
     metrics = (*_STEP_METRICS, *simulated)
     columns = [TableColumn("step", is_label=True)]
     if by_task:
-        columns.append(TableColumn("task", "left", is_label=True))
+        columns.append(TableColumn("task", "left", is_label=True, free_text=True))
     for metric in metrics:
         columns.append(TableColumn(metric.name))
         if metric is m.DROPPED_TOKENS:
@@ -291,7 +291,9 @@ def _task_table(result: Result) -> Table:
         settings = (str(policy.get(key, NOTHING)) for key in _POLICY_KEYS)
         values = (value_text(metric, part.get(metric.name)) for metric in _TASK_METRICS)
         rows.append(TableRow((printable(task), *settings, *values, _dropped_share(part))))
-    return Table([TableColumn("task", "left"), *map(TableColumn, names)], rows, fit=Fit(_TASK_PRIORITY))
+    columns = [TableColumn("task", "left", free_text=True)]
+    columns += [TableColumn(name, free_text=name in _POLICY_KEYS) for name in names]
+    return Table(columns, rows, fit=Fit(_TASK_PRIORITY))
 
 
 def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:
