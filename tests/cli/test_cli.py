@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -238,6 +239,14 @@ def test_a_crash_is_2_and_shows_its_traceback_only_when_asked(run_cli, monkeypat
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: internal error: ZeroDivisionError: boom\n")
     assert "Traceback" in run_cli("replay", SAMPLE, "-v").err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_commands_are_read_ends_without_a_traceback(
+    number: signal.Signals, code: int, run_cli, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tokenaudit.cli.app", lambda **_: signal.raise_signal(number))
+    assert run_cli("replay", SAMPLE) == (code, "", "")
 
 
 def test_a_missing_batch_size_is_named_with_what_to_type(small_log: Path, run_cli):

@@ -88,7 +88,11 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    code = _run()
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        # Typer ends a command in this way; here it was still reading what the commands are.
+        code = 128 + signal.SIGINT
     sys.exit(128 + terminated[0] if terminated else code)
 
 
