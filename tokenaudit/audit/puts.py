@@ -20,7 +20,7 @@ _NO_LIMIT = 2**62
 """Token limit where there is no token rule."""
 
 
-class Run(NamedTuple):
+class PutRun(NamedTuple):
     """Consecutive tokens of one version in a put row; the version of tokens without one is `MISSING_VERSION`."""
 
     version: int
@@ -64,7 +64,7 @@ class PutRuns:
         """Index of a row's response in the digest; -1 where its group was left out."""
         return int(self._response[row])
 
-    def runs(self, row: int) -> list[Run]:
+    def runs(self, row: int) -> list[PutRun]:
         """The runs of a put row; none where its group was left out."""
         response = self.response(row)
         if response < 0:
@@ -72,7 +72,7 @@ class PutRuns:
         first, last = self._digest.responses.first_run[response : response + 2].tolist()
         runs = self._digest.runs
         columns = (runs.model_step, runs.tokens, runs.trainable)
-        return list(map(Run, *(column[first:last].tolist() for column in columns)))
+        return list(map(PutRun, *(column[first:last].tolist() for column in columns)))
 
     def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
         """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenaudit.audit.findings import Subject
-from tokenaudit.audit.puts import Run
+from tokenaudit.audit.puts import PutRun
 from tokenaudit.audit.replayed_run import NEVER, ReplayedRun
 from tokenaudit.audit.table import LogTable
 from tokenaudit.contracts.schema import EventKind
@@ -177,7 +177,7 @@ def _masks(log: Log) -> Iterator[tuple[int, Bools, Bools | None]]:
 
 
 def _trained_runs(
-    runs: Sequence[Run], mask: Bools, semantic: Bools | None, train_step: int, limit: int | None
+    runs: Sequence[PutRun], mask: Bools, semantic: Bools | None, train_step: int, limit: int | None
 ) -> Iterator[TrainedRun]:
     """The runs of a response; without its semantic mask, numbers per run have to do."""
     bounds = np.cumsum([0, *(run.tokens for run in runs)]).tolist()

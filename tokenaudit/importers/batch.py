@@ -21,7 +21,7 @@ class GroupKey(NamedTuple):
     group_id: int
 
 
-class Response(NamedTuple):
+class TrainedResponse(NamedTuple):
     """One response of a batch that was trained: the step it was trained in, its group, and its log columns."""
 
     train_step: int
@@ -54,7 +54,7 @@ class Batch:
 
 def trained_batches(
     records: Iterable[SourceRecord],
-    response_of: Callable[[dict[str, Any]], Response | None],
+    response_of: Callable[[dict[str, Any]], TrainedResponse | None],
     path: str,
     context: Context,
 ) -> Iterator[Imported]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, each_file
-from tokenaudit.importers.batch import GroupKey, Response, trained_batches
+from tokenaudit.importers.batch import GroupKey, TrainedResponse, trained_batches
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
@@ -29,14 +29,14 @@ def _read_iteration(path: Path, context: Context) -> Iterator[Imported]:
     return trained_batches(json_records(path, context), partial(_response, context), str(path), context)
 
 
-def _response(context: Context, data: dict[str, Any]) -> Response | None:
+def _response(context: Context, data: dict[str, Any]) -> TrainedResponse | None:
     if data.get("split", "train") != "train":
         return None
     iteration = integer(data, "iteration")
     tags = data.get("tags")
     task_name = context.task(tags[0] if isinstance(tags, list) and tags else None)
     group = GroupKey(task_name, iteration * _GROUPS + _index(data, "group_idx", _GROUPS))
-    return Response(iteration + 1, group, _row(data, group.group_id, context))
+    return TrainedResponse(iteration + 1, group, _row(data, group.group_id, context))
 
 
 def _index(data: dict[str, Any], name: str, most: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision
-from tokenaudit.importers.batch import GroupKey, PromptGroups, Response, trained_batches, unversioned_row
+from tokenaudit.importers.batch import GroupKey, PromptGroups, TrainedResponse, trained_batches, unversioned_row
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import parquet_records
 
@@ -23,14 +23,14 @@ _NO_REWARDS = ("step", "prompt", "advantage")
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     prompts, rollout_ids = PromptGroups(), itertools.count()
 
-    def response(data: dict[str, Any]) -> Response:
+    def response(data: dict[str, Any]) -> TrainedResponse:
         step = integer(data, "step", low=1)
         if "prompt" not in data:
             raise FieldFault("prompt is missing", "responses to one prompt are a group")
         rewards = [number(value, name) for name, value in data.items() if name not in _NO_REWARDS]
         scored = [reward for reward in rewards if reward is not None]
         row = unversioned_row(next(rollout_ids), sum(scored) if scored else None)
-        return Response(step, GroupKey(context.task(None), prompts.group_of(data["prompt"])), row)
+        return TrainedResponse(step, GroupKey(context.task(None), prompts.group_of(data["prompt"])), row)
 
     def columns(schema: pa.Schema) -> list[str]:
         # completions are never read

@@ -25,10 +25,12 @@ from tokenaudit.log.writer import Row
 def _read_texts(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     prompts, rollout_ids = batch.PromptGroups(), itertools.count()
 
-    def response(data: dict[str, Any]) -> batch.Response:
+    def response(data: dict[str, Any]) -> batch.TrainedResponse:
         step = integer(data, "step", low=1)
         group = batch.GroupKey(context.task(data.get("data_source")), _group_id(data, prompts, context))
-        return batch.Response(step, group, batch.unversioned_row(next(rollout_ids), number(data.get("score"), "score")))
+        return batch.TrainedResponse(
+            step, group, batch.unversioned_row(next(rollout_ids), number(data.get("score"), "score"))
+        )
 
     for path in files:
         yield from batch.trained_batches(json_records(path, context), response, str(path), context)

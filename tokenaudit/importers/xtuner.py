@@ -136,7 +136,7 @@ def _compared_at(items: Sequence[dict[str, Any]], context: Context) -> int:
 def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     prompts, rollout_ids = batch.PromptGroups(), itertools.count()
 
-    def response(step: int, data: dict[str, Any]) -> batch.Response | None:
+    def response(step: int, data: dict[str, Any]) -> batch.TrainedResponse | None:
         if "reward_mean" in data:
             # the summary of the batch
             return None
@@ -144,7 +144,9 @@ def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Impo
         row["response_len"] = length(data, "response_len")
         reason = data.get("finish_reason")
         row["finish_reason"] = reason if isinstance(reason, str) else None
-        return batch.Response(step, batch.GroupKey(context.task(None), prompts.group_of(data.get("prompt"))), row)
+        return batch.TrainedResponse(
+            step, batch.GroupKey(context.task(None), prompts.group_of(data.get("prompt"))), row
+        )
 
     for path in files:
         step = step_in_name(path, r"_(\d+)\.jsonl$", low=1)

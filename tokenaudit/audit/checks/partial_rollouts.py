@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.puts import Run
+from tokenaudit.audit.puts import PutRun
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.contracts.errors import plural
 
@@ -38,10 +38,10 @@ def _version_restamped(case: Case, findings: Findings) -> None:
     findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 
-def _zipped(earlier: list[Run], later: list[Run], tokens: int) -> Iterator[tuple[int, int, int]]:
+def _zipped(earlier: list[PutRun], later: list[PutRun], tokens: int) -> Iterator[tuple[int, int, int]]:
     """(version before, version now, tokens) of stretches where both stay the same, up to `tokens`."""
     left, right = iter(earlier), iter(later)
-    old = new = nothing = Run(0, 0, 0)
+    old = new = nothing = PutRun(0, 0, 0)
     while tokens > 0:
         old = old if old.tokens else next(left, nothing)
         new = new if new.tokens else next(right, nothing)
@@ -107,7 +107,7 @@ def _produced_token_double_count(case: Case, findings: Findings) -> None:
     findings.add_checked(int(checked.sum()), "puts of a response seen before")
 
 
-def _shared(earlier: list[Run], later: list[Run]) -> int:
+def _shared(earlier: list[PutRun], later: list[PutRun]) -> int:
     """Leading tokens with the same versions."""
     shared = 0
     for old, new in zip(earlier, later, strict=False):
