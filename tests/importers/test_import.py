@@ -271,16 +271,16 @@ def peak_kib(folder: Path, source: Path, name: str = "generic") -> int:
 def test_memory_stays_flat_while_the_source_grows(tmp_path: Path):
     line = json.dumps(ROW | {"response_len": 5000, "response_mask": [1] * 5000, "text": "x" * 20_000}) + "\n"
     sizes: dict[int, int] = {}
-    for count in (1_000, 3_000):
+    for count in (1_500, 6_000):
         path = tmp_path / "mine.jsonl"
         with path.open("w") as file:
             for group in range(count):
                 file.write(line.replace('"group_id": 1,', f'"group_id": {group},'))
         sizes[count] = peak_kib(tmp_path, path)
         path.unlink()
-    assert len(pq.read_table(tmp_path / "log.parquet", columns=["event"])) == 3_000
-    # 35 MB and 105 MB of text, of which the masks of the log alone are 10 MB
-    assert sizes[3_000] < sizes[1_000] + 8_000
+    assert len(pq.read_table(tmp_path / "log.parquet", columns=["event"])) == 6_000
+    # 52 MB and 210 MB of text, of which the masks of the log alone are 22 MB; rows that are held take 34 MB more
+    assert sizes[6_000] < sizes[1_500] + 30_000
 
 
 def test_memory_holds_one_dump_at_a_time(tmp_path: Path):
