@@ -23,6 +23,13 @@ META_DROPPED = "tokenaudit.dropped_events"
 META_REJECTED = "tokenaudit.rejected_events"
 """Events that the recorder refused since the part before, because they couldn't be recorded."""
 
+META_RANK = "tokenaudit.rank"
+"""Rank of the recorder that wrote a part, from 0, in decimal; absent where one recorder writes the whole folder."""
+META_WORLD_SIZE = "tokenaudit.world_size"
+"""Ranks that record into the folder, in decimal; there with the rank."""
+META_CLOCK_ORIGIN = "tokenaudit.clock_origin_us"
+"""Microseconds of the Unix epoch at which `time_us` is 0, in decimal, where the recorder filled `time_us`."""
+
 VERSION_RUNS = "response_version_runs"
 """The column that stores version runs in place of a version and a mask entry per token."""
 RUN_FIELDS = ("model_step", "tokens", "trainable")
