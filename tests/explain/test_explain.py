@@ -8,10 +8,15 @@ import pytest
 
 from tests.builders import make_digest, put, refresh, sample, take, write_log
 from tests.conftest import SAMPLE
+from tests.replay.test_golden import CASES, config_of, digest_of, expected_rows
 from tokenaudit.config.model import Config, parse_config
+from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import UsageError
 from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, MemberOutcome, group_history
 from tokenaudit.explain.step import step_report
+from tokenaudit.lifecycle.events import Fate, GroupExpired, Where
+from tokenaudit.lifecycle.staleness import ExpiryReason
+from tokenaudit.lifecycle.types import Status
 from tokenaudit.render.console import console_text
 from tokenaudit.render.explain import TO_ASCII, history_blocks, step_blocks
 from tokenaudit.render.markdown import markdown_text
@@ -137,7 +142,7 @@ def test_a_step_tells_who_was_taken_expired_and_waits():
     digest = make_digest(rows)
     report = step_report(digest, config(), 4)
     assert [event.group_id for event in report.expired] == [1, 2]
-    assert (report.taken, report.asked, report.puts) == ((), {"default": 2}, {"default": 3})
+    assert (report.taken, report.asked, report.total.count(m.PUT_GROUPS)) == ((), {"default": 2}, 3)
     assert [(group.group_id, group.status, group.expires_at) for group in report.waiting] == [
         (3, "aborted", 5), (1, "expired", None), (2, "expired", None)
     ]  # fmt: skip
@@ -147,6 +152,41 @@ def test_a_step_tells_who_was_taken_expired_and_waits():
     assert markdown_text(step_blocks(second)).startswith("## tokenaudit explain: step ")
     with pytest.raises(UsageError, match="no step 9"):
         step_report(digest, config(), 9)
+
+
+@pytest.mark.parametrize("case", [*CASES, "sample"])
+def test_the_lists_of_every_step_add_up_to_its_row(case: str):
+    digest, under = digest_of(case), config_of(case)
+    for expected in expected_rows(case):
+        report = step_report(digest, under, expected["train_step"])
+        groups = [event for event in report.expired if isinstance(event, GroupExpired)]
+        discarded = [event for event in groups if event.fate is Fate.DISCARDED]
+        lost = {m.DISCARDED_STALE_TOKENS: sum(event.expired.tokens for event in discarded)}
+        lost[m.DISCARDED_FRESH_TOKENS] = sum(event.fresh.tokens for event in discarded)
+        lost[m.RESET_TOKENS] = sum(event.expired.tokens for event in report.expired) - lost[m.DISCARDED_STALE_TOKENS]
+        lost[m.MASKED_STALE_TOKENS] = sum(group.stale for group in report.taken)
+        sums = lost | {
+            m.DROPPED_TOKENS: sum(lost.values()),
+            m.EXPIRED_GROUPS: len(groups),
+            m.EXPIRED_AT_PUT: sum(event.where is Where.PUT for event in groups),
+            m.EXPIRED_BY_TOKEN: sum(event.reason is ExpiryReason.TOKEN for event in groups),
+            m.DISCARDED_GROUPS: len(discarded),
+            m.TAKEN_GROUPS: len(report.taken),
+            m.TAKEN_TOKENS: sum(group.tokens for group in report.taken),
+            m.TRAINED_TOKENS: sum(group.trained for group in report.taken),
+            m.SHORTFALL_GROUPS: sum(report.asked.values()) - len(report.taken),
+            m.LEFTOVER_COMPLETED: sum(group.status is Status.COMPLETED for group in report.waiting),
+            m.LEFTOVER_ABORTED: sum(group.status is Status.ABORTED for group in report.waiting),
+            m.LEFTOVER_EXPIRED: sum(group.status is Status.EXPIRED for group in report.waiting),
+        }
+        recorded = expected | {m.TAKEN_GROUPS.name: sum(map(len, expected["taken_groups"].values()))}
+        assert sums == {metric: recorded.get(metric.name, report.total.value(metric)) for metric in sums}
+
+
+def test_a_step_lists_members_that_expire_in_a_group_that_waits(run_cli):
+    out = run_cli("explain", SAMPLE, "--step", "19", "--isolated").out
+    assert "expired    9 groups, and more members of 1 group that waited as expired: 54,863 reset_tokens" in out
+    assert "task math, group 296: more members at refresh of step 20, by sequence, reset, 7,082 tokens lost" in out
 
 
 @pytest.mark.parametrize(

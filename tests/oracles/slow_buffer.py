@@ -130,13 +130,15 @@ class SlowBuffer:
                 tuple(response if reason is None else reset(response) for response, reason in members)
             )
         if waits_as_expired:
-            newly = tuple(
-                response for response, reason in members if reason in (ExpiryReason.SEQUENCE, ExpiryReason.TOKEN)
-            )
-            return [MembersExpired(group.task_name, group.group_id, train_step, newly)] if newly else []
+            new = [(r, why) for r, why in members if why in (ExpiryReason.SEQUENCE, ExpiryReason.TOKEN)]
+            newly, of_new = (tuple(column) for column in zip(*new, strict=True)) if new else ((), ())
+            return [MembersExpired(group.task_name, group.group_id, train_step, newly, of_new)] if newly else []
         reason = next(reason for reason in REASON_ORDER if reason in reasons)
         fate = Fate.RESET if policy.tail_batch_trigger_size >= 0 else Fate.DISCARDED
-        return [GroupExpired(group.task_name, group.group_id, train_step, where, reason, fate, expired, fresh)]
+        of_expired = tuple(reason for reason in reasons if reason is not None)
+        return [
+            GroupExpired(group.task_name, group.group_id, train_step, where, reason, fate, expired, fresh, of_expired)
+        ]
 
     def order(self, task_name: str, status: Status) -> list[SlowRecord]:
         pool = [record for record in self.records if (record.group.task_name, record.status) == (task_name, status)]

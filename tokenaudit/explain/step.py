@@ -1,17 +1,22 @@
-"""One step of a run: who was taken, who expired, who waits."""
+"""One step of a run: who was taken, who expired, who waits; its sums are those of the step's row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError
-from tokenaudit.lifecycle.events import GroupExpired, GroupPut, GroupTaken
+from tokenaudit.contracts.schema import EventKind
+from tokenaudit.lifecycle.events import GroupExpired, GroupTaken, MembersExpired
 from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.digest import Digest
-from tokenaudit.replay.events import HeldGroups, StepClosed
-from tokenaudit.replay.open_loop import replay
+from tokenaudit.log.digest import KIND_CODE, Digest
+from tokenaudit.replay.events import HeldGroups, RunEvent, StepClosed
+from tokenaudit.replay.ledger import Account, Row, combined, count
+from tokenaudit.replay.open_loop import replay, run_tasks
+from tokenaudit.replay.session import observed
+
+_REFRESH = KIND_CODE[EventKind.REFRESH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +47,24 @@ class StepReport:
     """A step.
 
     Attributes:
-        train_step: the step.
-        model_step: version in the engine at the take; None if unknown.
-        puts: groups put since the step before, by task.
+        row: what the run counted for the step, by task.
         asked: groups asked for, by task.
         taken: the batch, in order.
-        expired: groups that became expired since the step before.
-        waiting: what is left after the take, the next to expire first.
+        expired: groups that became expired since the step before, and members that did so in groups that waited as
+            expired already, in order.
+        waiting: what is left right after the take, the next to expire first.
     """
 
-    train_step: int
-    model_step: int | None
-    puts: dict[str, int]
+    row: Row
     asked: dict[str, int]
     taken: tuple[TakenGroup, ...]
-    expired: tuple[GroupExpired, ...]
+    expired: tuple[GroupExpired | MembersExpired, ...]
     waiting: tuple[WaitingGroup, ...]
+
+    @property
+    def total(self) -> Account:
+        """What the run counted for all tasks together."""
+        return combined(self.row.accounts.values())
 
 
 def step_report(digest: Digest, config: Config, train_step: int) -> StepReport:
@@ -67,34 +74,69 @@ def step_report(digest: Digest, config: Config, train_step: int) -> StepReport:
         UsageError: the run has no such step, or the log can't be replayed this way.
         ConfigError: the log can't be replayed under this config.
     """
-    held_groups = HeldGroups()
-    puts: dict[str, int] = {}
-    taken: list[TakenGroup] = []
-    expired: list[GroupExpired] = []
-    steps: list[int] = []
-    for event in replay(digest, config):
-        held_groups.observe(event)
-        if isinstance(event, GroupPut):
-            puts[event.task_name] = puts.get(event.task_name, 0) + 1
-        elif isinstance(event, GroupTaken):
-            taken.append(_taken(event))
-        elif isinstance(event, GroupExpired):
-            expired.append(event)
+    follower = _Follower(digest, train_step)
+    events = replay(digest, config, on_log_event=follower.at)
+    ledger = count(observed(events, follower.observe), run_tasks(digest, config))
+    closed = follower.closed
+    if closed is None:
+        steps = [row.train_step for row in ledger.rows]
+        hint = f"its steps are {steps[0]} to {steps[-1]}" if steps else "it has no step at all"
+        raise UsageError(Problem(f"the run has no step {train_step}", digest.name, hint))
+    return StepReport(
+        ledger.rows[follower.rows],
+        dict(closed.asked),
+        tuple(map(_taken, follower.taken)),
+        tuple(follower.expired),
+        _waiting(follower.held_after_take, config),
+    )
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Follows a run up to the row of one step.
+
+    Attributes:
+        digest: the log.
+        train_step: the step.
+        rows: rows closed before it.
+        closed: the end of its row; None as long as it isn't reached.
+        taken: groups taken since the row before.
+        expired: groups and members that expired since then.
+        held_after_take: what was held at its take; a refresh that belongs to the row comes later.
+    """
+
+    digest: Digest
+    train_step: int
+    rows: int = 0
+    closed: StepClosed | None = None
+    taken: list[GroupTaken] = field(default_factory=list)
+    expired: list[GroupExpired | MembersExpired] = field(default_factory=list)
+    held_after_take: HeldGroups = field(default_factory=HeldGroups)
+    _held: HeldGroups = field(default_factory=HeldGroups)
+    _held_before_refresh: HeldGroups | None = None
+
+    def at(self, log_event: int) -> None:
+        """The next log event is about to be followed."""
+        events = self.digest.events
+        is_next = events.kind[log_event] == _REFRESH and events.train_step[log_event] == self.train_step + 1
+        self._held_before_refresh = HeldGroups(self._held) if is_next and self.closed is None else None
+
+    def observe(self, event: RunEvent) -> None:
+        """The next event of the run."""
+        if self.closed is not None:
+            return
+        self._held.observe(event)
+        if isinstance(event, GroupTaken):
+            self.taken.append(event)
+        elif isinstance(event, GroupExpired | MembersExpired):
+            self.expired.append(event)
         elif isinstance(event, StepClosed):
-            steps.append(event.train_step)
-            if event.train_step == train_step:
-                return StepReport(
-                    train_step,
-                    event.model_step,
-                    puts,
-                    dict(event.asked),
-                    tuple(taken),
-                    tuple(expired),
-                    _waiting(held_groups, config),
-                )
-            puts, taken, expired = {}, [], []
-    hint = f"its steps are {steps[0]} to {steps[-1]}" if steps else "it has no step at all"
-    raise UsageError(Problem(f"the run has no step {train_step}", digest.name, hint))
+            if event.train_step == self.train_step:
+                self.closed = event
+                self.held_after_take = self._held if self._held_before_refresh is None else self._held_before_refresh
+                return
+            self.rows += 1
+            self.taken, self.expired = [], []
 
 
 def _taken(event: GroupTaken) -> TakenGroup:

@@ -280,7 +280,8 @@ class ReplayBuffer:
             record.expiry_step = group.responses.measures.expires_at(policy)
         if record.status is _EXPIRED and where is _REFRESH:
             is_new = [reason is not None and reason is not _ARRIVED_EXPIRED for reason in reasons]
-            return MembersExpired(group.task_name, group.group_id, train_step, MembersPart(members, is_new))
+            of_new = tuple([reason for reason in reasons if reason is not None and reason is not _ARRIVED_EXPIRED])
+            return MembersExpired(group.task_name, group.group_id, train_step, MembersPart(members, is_new), of_new)
         return GroupExpired(
             group.task_name,
             group.group_id,
@@ -290,6 +291,7 @@ class ReplayBuffer:
             fate,
             MembersPart(members, is_expired),
             MembersPart(members, [reason is None for reason in reasons]),
+            tuple([reason for reason in reasons if reason is not None]),
         )
 
     def _admit(self, record: Record, status: Status, age: int) -> None:

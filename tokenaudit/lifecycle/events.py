@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ class GroupExpired(NamedTuple):
     Attributes:
         expired: the members that are expired, as they were before.
         fresh: the other members; a reset keeps them, a discard loses them.
+        reasons: why each of the expired members is, in their order; `reason` is that of the group.
     """
 
     task_name: str
@@ -63,15 +65,22 @@ class GroupExpired(NamedTuple):
     fate: Fate
     expired: MembersPart
     fresh: MembersPart
+    reasons: Sequence[ExpiryReason]
 
 
 class MembersExpired(NamedTuple):
-    """More members of a group that already waits as expired became too old and were reset."""
+    """More members of a group that already waits as expired became too old and were reset.
+
+    Attributes:
+        expired: those members, as they were before.
+        reasons: why each of them is expired, in their order.
+    """
 
     task_name: str
     group_id: int
     train_step: int
     expired: MembersPart
+    reasons: Sequence[ExpiryReason]
 
 
 class GroupTaken(NamedTuple):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.rule import AuditRule
+from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.metrics import Metric
 from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
-from tokenaudit.explain.step import StepReport
-from tokenaudit.lifecycle.events import Fate
+from tokenaudit.explain.step import StepReport, TakenGroup
+from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired, Where
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
 from tokenaudit.render.blocks import Block, Gap, Heading, Lines, Listing, Paragraph, count_text
+from tokenaudit.replay.ledger import Account
 
 _REPORT = "tokenaudit explain"
 _STRIP = 40
@@ -112,36 +115,73 @@ def _strip(member: Member, train_step: int, token_limit: int | None) -> str:
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:
-    """What was put, taken and expired at a step, and what waits."""
-    version = "unknown" if report.model_step is None else str(report.model_step)
-    yield Heading(_REPORT, f"step {report.train_step} · version in the engine {version}")
+    """What was put, taken and expired at a step, and what waits; the sums are those of the step's row."""
+    row = report.row
+    version = "unknown" if row.model_step is None else str(row.model_step)
+    yield Heading(_REPORT, f"step {row.train_step} · version in the engine {version}")
     yield Listing(list(_step_lines(report)))
 
 
 def _step_lines(report: StepReport) -> Iterator[str]:
-    for task, count in report.puts.items():
-        yield f"put        task {printable(task)}: {count_text(count, 'group')}"
+    for task, account in report.row.accounts.items():
+        parts = _counts(account, _OF_PUTS)
+        if parts:
+            yield f"put        task {printable(task)}: {count_text(account.count(m.PUT_GROUPS), 'group')}, {parts}"
     for task, asked in report.asked.items():
         groups = [group for group in report.taken if group.task == task]
-        yield f"taken      task {printable(task)}: {len(groups)} of {count_text(asked, 'group')} asked for"
+        tokens = _batch_text(sum(group.tokens for group in groups), groups)
+        yield f"taken      task {printable(task)}: {len(groups)} of {count_text(asked, 'group')} asked for, {tokens}"
         for group in groups[:_SHOWN_GROUPS]:
-            yield (
-                f"             group {group.group_id}: staleness {group.age}, {count_text(group.tokens, 'token')}, "
-                f"{group.trained:,} trained, {group.stale:,} masked as stale"
-            )
+            yield f"             group {group.group_id}: staleness {group.age}, {_batch_text(group.tokens, [group])}"
         yield from _more(len(groups))
-    yield f"expired    {count_text(len(report.expired), 'group')}"
+    text = count_text(sum(isinstance(event, GroupExpired) for event in report.expired), "group")
+    more = len({(one.task_name, one.group_id) for one in report.expired if isinstance(one, MembersExpired)})
+    if more:
+        text += f", and more members of {count_text(more, 'group')} that waited as expired"
+    yield f"expired    {text}: {_counts(report.total, _OF_EXPIRED) or 'no token lost'}"
     for event in report.expired[:_SHOWN_GROUPS]:
-        lost = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
-        what = f"task {printable(event.task_name)}, group {event.group_id}: at {event.where} of step {event.train_step}"
-        yield f"             {what}, by {event.reason}, {event.fate}, {count_text(lost, 'token')} lost"
+        yield f"             task {printable(event.task_name)}, group {event.group_id}: {_expired_text(event)}"
     yield from _more(len(report.expired))
     yield f"waits      {count_text(len(report.waiting), 'group')}"
-    for group in report.waiting[:_SHOWN_GROUPS]:
-        when = "never expires" if group.expires_at is None else f"expires at step {group.expires_at}"
-        what = f"task {printable(group.task)}, group {group.group_id}"
-        yield f"             {what}: {group.status}, {count_text(group.tokens, 'token')}, {when}"
+    for waiting in report.waiting[:_SHOWN_GROUPS]:
+        when = "never expires" if waiting.expires_at is None else f"expires at step {waiting.expires_at}"
+        what = f"task {printable(waiting.task)}, group {waiting.group_id}"
+        yield f"             {what}: {waiting.status}, {count_text(waiting.tokens, 'token')}, {when}"
     yield from _more(len(report.waiting))
+    dropped, parts = report.total.value(m.DROPPED_TOKENS), _counts(report.total, m.DROPPED_PARTS)
+    yield f"dropped    {dropped:,} {m.DROPPED_TOKENS.name}" + (f" = {parts}" if parts else "")
+
+
+_OF_PUTS = (
+    m.PRODUCED_TOKENS,
+    m.CARRIED_IN_TOKENS,
+    m.FAILED_TOKENS,
+    m.FILTERED_TOKENS,
+    m.RESTARTED_TOKENS,
+    m.AVOIDED_TOKENS,
+    m.REGENERATED_TOKENS,
+)
+_OF_EXPIRED = (m.RESET_TOKENS, m.DISCARDED_STALE_TOKENS, m.DISCARDED_FRESH_TOKENS)
+
+
+def _counts(account: Account, metrics: Sequence[Metric]) -> str:
+    """What an account has of some metrics, by name."""
+    return ", ".join(f"{account.count(metric):,} {metric.name}" for metric in metrics if account.count(metric))
+
+
+def _batch_text(tokens: int, groups: Sequence[TakenGroup]) -> str:
+    trained, stale = sum(group.trained for group in groups), sum(group.stale for group in groups)
+    return f"{count_text(tokens, 'token')}, {trained:,} trained, {stale:,} masked as stale"
+
+
+def _expired_text(event: GroupExpired | MembersExpired) -> str:
+    if isinstance(event, MembersExpired):
+        why = " and ".join(sorted(set(event.reasons)))
+        lost = count_text(event.expired.tokens, "token")
+        return f"more members at {Where.REFRESH} of step {event.train_step}, by {why}, {Fate.RESET}, {lost} lost"
+    tokens = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
+    lost = count_text(tokens, "token")
+    return f"at {event.where} of step {event.train_step}, by {event.reason}, {event.fate}, {lost} lost"
 
 
 def _more(count: int) -> Iterator[str]:
