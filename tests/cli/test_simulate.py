@@ -90,6 +90,10 @@ def test_selected_steps(run_cli: Any, small: tuple[Path, Path]):
     assert "the run has no such step" in refused.err
 
 
+ORDER = ("--prompt-order", "first-put")
+TIME = ("--token-time-us", "900")
+
+
 def test_settings_of_the_command_line(run_cli: Any, small: tuple[Path, Path]):
     arguments = ("simulate", small[0], "-c", small[1], "--format", "json", "-s", "timeline.steps=2")
     result = json.loads(run_cli(*arguments, "--max-concurrency", "1", "--groups").out)
@@ -103,6 +107,12 @@ def test_a_log_brings_its_config_and_its_steps(run_cli: Any):
     assert len(result["steps"]) == 30
     assert result["config"]["timeline"]["train_batch_size"] == 24
     codes = [warning["code"] for warning in result["warnings"]]
+    assert codes == ["tail-batch-zero", "truncated-responses"]
+    assert result["simulation"]["prompt_order"] == "start"
+    codes = [
+        warning["code"]
+        for warning in json.loads(run_cli("simulate", SAMPLE, *ORDER, "--format", "json").out)["warnings"]
+    ]
     assert codes == ["tail-batch-zero", "truncated-responses", "prompt-order"]
 
 
@@ -113,7 +123,7 @@ def test_a_workload_file_of_a_log_gives_the_same_run(run_cli: Any, tmp_path: Pat
     assert "truncated_responses" in told.out
     from_file = json.loads(run_cli("simulate", path, "--steps", "5", "--format", "json").out)
     from_log = json.loads(run_cli("simulate", SAMPLE, "--steps", "5", "--format", "json").out)
-    assert from_log["simulation"].pop("prompt_order") == "first-put"
+    assert from_log["simulation"].pop("prompt_order") == "start"
     assert from_file["simulation"].pop("prompt_order") is None
     for part in ("steps", "totals", "ledger", "simulation", "config"):
         assert from_file[part] == from_log[part]
@@ -121,9 +131,9 @@ def test_a_workload_file_of_a_log_gives_the_same_run(run_cli: Any, tmp_path: Pat
 
 
 def test_the_sample_simulated_under_its_own_config_is_close_to_its_record(run_cli: Any):
-    """Within 1 % of what the recorded steps put, produced, took, trained and expired."""
+    """Within 1 % of what the recorded steps put, produced, took, trained and expired, by their first puts too."""
     recorded = json.loads(run_cli("replay", SAMPLE, "--format", "json").out)["steps"]
-    simulated = json.loads(run_cli("simulate", SAMPLE, "--format", "json").out)["steps"]
+    simulated = json.loads(run_cli("simulate", SAMPLE, *ORDER, "--format", "json").out)["steps"]
     close = (m.PUT_GROUPS, m.PRODUCED_TOKENS, m.TAKEN_GROUPS, m.TAKEN_TOKENS, m.TRAINED_TOKENS, m.EXPIRED_GROUPS)
     for metric in close:
         wanted = sum(row[metric.name] for row in recorded)
@@ -138,24 +148,25 @@ CLOSE_IN_ORDER = (
 )  # fmt: skip
 
 
-def test_with_its_prompts_in_order_the_sample_is_close_in_what_goes_stale_too(run_cli: Any, tmp_path: Path):
+@pytest.mark.parametrize("order", ["auto", "group-id"])
+def test_with_its_prompts_in_order_the_sample_is_close_in_what_goes_stale_too(order: str, run_cli: Any, tmp_path: Path):
     """Within 1 % of the recorded steps; the ids of the sample's groups count its prompts."""
     recorded = json.loads(run_cli("replay", SAMPLE, "--format", "json").out)["steps"]
-    ran = run_cli("simulate", SAMPLE, "--prompt-order", "group-id", "--format", "json")
+    ran = run_cli("simulate", SAMPLE, "--prompt-order", order, "--format", "json")
     assert "--prompt-order" not in ran.err
     simulated = json.loads(ran.out)
-    assert simulated["simulation"]["prompt_order"] == "group-id"
+    assert simulated["simulation"]["prompt_order"] == ("start" if order == "auto" else order)
     for metric in CLOSE_IN_ORDER:
         wanted = sum(row[metric.name] for row in recorded)
         off = sum(row[metric.name] for row in simulated["steps"]) - wanted
         assert 100 * abs(off) <= wanted, metric.name
     path = tmp_path / "workload.parquet"
-    assert run_cli("workload", SAMPLE, "-o", path, "--prompt-order", "group-id").err == ""
+    assert run_cli("workload", SAMPLE, "-o", path, "--prompt-order", order).err == ""
     from_file = json.loads(run_cli("simulate", path, "--steps", "30", "--format", "json").out)
     assert from_file["steps"] == simulated["steps"]
 
 
-@pytest.mark.parametrize("choice", [("--prompt-order", "group-id"), ("--token-time-us", "900")])
+@pytest.mark.parametrize("choice", [ORDER, TIME])
 def test_commands_that_simulate_take_what_derives_a_workload(choice: tuple[str, str], run_cli: Any, tmp_path: Path):
     saved, config = tmp_path / "result.json", ROOT / "sample_data" / "config.toml"
     run_cli("simulate", SAMPLE, *choice, "-o", saved, "-q")
@@ -167,10 +178,9 @@ def test_commands_that_simulate_take_what_derives_a_workload(choice: tuple[str, 
     other = run_cli("diff", saved, config, "--log", SAMPLE, "--simulate")
     assert (other.code, other.out) == (2, "")
     assert "A and B come from different logs" in other.err
-
-
-ORDER = ("--prompt-order", "first-put")
-TIME = ("--token-time-us", "900")
+    assert ("prompts stand by first-put and by start, --prompt-order makes them alike" in other.err) == (
+        choice == ORDER
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,8 +197,8 @@ TIME = ("--token-time-us", "900")
         (("gate", "SAVED", *ORDER), "--prompt-order would need the log"),
         (("diff", "SAVED", "SAVED", *TIME), "--token-time-us would need a log"),
         (("diff", "SAVED", "SAVED", *ORDER), "--prompt-order would need a log"),
-        (("simulate", SAMPLE, "--prompt-order", "id"), "'id' is not one of 'first-put', 'group-id'"),
-        (("workload", SAMPLE, "-o", "w.parquet", "--prompt-order", ""), "is not one of 'first-put', 'group-id'"),
+        (("simulate", SAMPLE, "--prompt-order", "id"), "'id' is not one of 'auto', 'start', 'first-put', 'group-id'"),
+        (("workload", SAMPLE, "-o", "w.parquet", "--prompt-order", ""), "is not one of 'auto', 'start', 'first-put'"),
     ],
 )  # fmt: skip
 def test_a_choice_of_simulations_without_a_use_is_refused(
@@ -203,7 +213,7 @@ def test_a_choice_of_simulations_without_a_use_is_refused(
 
 
 def test_deriving_a_workload_tells_when_another_order_may_be_closer(run_cli: Any, tmp_path: Path):
-    told = run_cli("workload", SAMPLE, "-o", tmp_path / "w.parquet").err
+    told = run_cli("workload", SAMPLE, *ORDER, "-o", tmp_path / "w.parquet").err
     assert "tasks math, code: group ids are a count, and 55 of 828 groups were put before one with a smaller" in told
     assert "--prompt-order group-id is closer to the recorded run" in told
 
@@ -310,7 +320,7 @@ def test_diff_compares_two_simulations(run_cli):
     assert ran.code == 0
     totals = json.loads(ran.out)["totals"]
     assert totals["wall_time_us"]["a"] < totals["wall_time_us"]["b"]
-    assert totals["expired_groups"]["a"] == 249
+    assert totals["expired_groups"]["a"] == 250
 
 
 def test_gate_judges_a_simulation_and_refuses_one_that_cannot_go_on(run_cli):

@@ -20,7 +20,6 @@ from tokenaudit.log.columns import lists
 from tokenaudit.log.files import is_workload, open_workload
 from tokenaudit.log.semantic_masks import joined, masks_of
 from tokenaudit.replay.request import PromptOrder
-from tokenaudit.simulate.notices import prompt_order_notices
 from tokenaudit.simulate.session import load_workload
 from tokenaudit.simulate.workload import Workload
 from tokenaudit.simulate.workload_files import SCHEMA, read_workload, write_workload
@@ -254,30 +253,6 @@ def test_groups_stand_by_first_put_or_by_id_and_tasks_and_members_by_first_put_a
     by_id = order(PromptOrder.GROUP_ID)
     assert by_id == {"b": [(20, 7), (30, 9), (30, 8)], "a": [(1, 1), (5, 0)]}
     assert list(by_id) == ["b", "a"]
-
-
-@pytest.mark.parametrize(
-    ("ids", "ahead"),
-    [
-        (list(range(20)), None),
-        ([1, 0, *range(2, 20)], 1),
-        ([2, 0, 1, *range(3, 20)], 1),
-        ([102, 100, 101, *range(103, 120)], 1),
-        ([1, 0, *range(2, 18), 20, 21], 1),
-        ([1, 0, *range(2, 17), 20, 21, 22], None),
-        ([10 * place for place in [1, 0, *range(2, 20)]], None),
-        ([*range(10, 20), *range(10)], None),
-        ([1, 0], None),
-        ([2**63 - 1, *range(20)], None),
-        ([7], None),
-    ],
-)
-def test_group_ids_that_count_prompts_out_of_order_are_noticed(ids: list[int], ahead: int | None):
-    given_workload = workload([response(group_id) for group_id in ids])
-    told = prompt_order_notices(given_workload, PromptOrder.FIRST_PUT)
-    assert [f"{ahead} of {len(ids)} groups" in notice.message for notice in told] == ([] if ahead is None else [True])
-    assert prompt_order_notices(given_workload, PromptOrder.GROUP_ID) == []
-    assert prompt_order_notices(given_workload, None) == []
 
 
 def test_lengths_are_the_longest_seen_and_never_completed_ones_are_counted(tmp_path: Path):

@@ -91,7 +91,7 @@ def workload(
         run_request(log, token_time_us=token_time_us, prompt_order=prompt_order, quarantine=quarantine)
     )
     derived = loaded.workload
-    streams.show_notices(prompt_order_notices(derived, loaded.prompt_order))
+    streams.show_notices(prompt_order_notices(derived))
     with replacing(output) as temporary:
         write_workload(derived, temporary, loaded.source.config_json)
     facts = {

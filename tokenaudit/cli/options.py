@@ -70,7 +70,8 @@ TokenTimeOption = Annotated[
 PromptOrderOption = Annotated[
     PromptOrder | None,
     typer.Option(
-        help="For a log: groups begin in the order of their first puts, which is the default, or by rising group id."
+        help="For a log: groups begin when they did (start), as first put, or by rising id. Default, auto: start "
+        "where the log has time_us and generate_time_us, else first-put."
     ),
 ]
 TimelineOption = Annotated[

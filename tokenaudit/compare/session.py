@@ -49,5 +49,5 @@ def check_same_log(a: Side, b: Side) -> None:
     """
     if not a.result.has_same_log(b.result):
         names = ", ".join(entry.name for side in (a, b) for entry in side.result.inputs)
-        hint = "--allow-different-log compares them all the same"
+        hint = a.result.different_log_hint(b.result)
         raise UsageError(Problem("A and B come from different logs", names, hint))

@@ -105,7 +105,7 @@ def _baseline_problems(result: Result, baseline: Result, source: str, allow_diff
     if baseline.selection is not None:
         yield Problem(f"the baseline holds steps {baseline.selection} only", source, "save it without --steps")
     if not allow_different_log and not result.has_same_log(baseline):
-        yield Problem("the baseline comes from another log", source, "--allow-different-log compares them all the same")
+        yield Problem("the baseline comes from another log", source, result.different_log_hint(baseline))
 
 
 def baseline_fault(report: GateReport) -> str | None:

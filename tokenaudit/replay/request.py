@@ -32,6 +32,10 @@ class TimelineKind(StrEnum):
 class PromptOrder(StrEnum):
     """How the groups of each task are ordered when a workload is derived from a log."""
 
+    AUTO = "auto"
+    """`START` where the log gives it for every group, else `FIRST_PUT`; a workload has one of the others."""
+    START = "start"
+    """As they began: `time_us` of a group's first put minus the longest `generate_time_us` of its rows; ties by id."""
     FIRST_PUT = "first-put"
     """As they were first put. Every log has this order, but groups that ended early move to the front."""
     GROUP_ID = "group-id"
@@ -81,7 +85,7 @@ class RunRequest:
         max_concurrency: responses that a simulation generates at once, at least 1; None: any number.
         token_time_us: time per token of every response of a workload derived from a log, microseconds; None: derived
             from the log.
-        prompt_order: the order of the prompts of such a workload; None: that of their first puts.
+        prompt_order: the order of the prompts of such a workload; None: `PromptOrder.AUTO`.
         on_progress: called as the work goes on.
     """
 

@@ -172,6 +172,14 @@ class Result:
         """Whether both stand on the same rows of logs; names don't matter."""
         return [entry.content_hash for entry in self.inputs] == [entry.content_hash for entry in other.inputs]
 
+    def different_log_hint(self, other: Result) -> str:
+        """What to do about a result that doesn't stand on the same rows."""
+        orders = dict.fromkeys(one.simulation.prompt_order for one in (self, other) if one.simulation)
+        hint = "--allow-different-log compares them all the same"
+        if len(orders) == 1 or None in orders:
+            return hint
+        return f"prompts stand by {' and by '.join(map(str, orders))}, --prompt-order makes them alike; {hint}"
+
 
 def build_result(
     ledger: Ledger,

@@ -26,7 +26,6 @@ def simulation_notices(
     workload: Workload,
     source: Log,
     settings: Settings,
-    prompt_order: PromptOrder | None,
     quarantined: tuple[int, int],
 ) -> list[Notice]:
     """Notices of a simulated run, in a fixed order.
@@ -35,7 +34,6 @@ def simulation_notices(
         workload: what is simulated.
         source: the files behind it.
         settings: the settings it is simulated under.
-        prompt_order: the order of its prompts, where it was derived from a log; None: that of its file.
         quarantined: groups left out because of structural faults, and new tokens in their puts.
     """
     config = settings.config
@@ -47,24 +45,20 @@ def simulation_notices(
         *loss_notices(source),
         *(Notice("log-note", note) for note in source.notes),
         *_workload_notices(workload, quarantined),
-        *prompt_order_notices(workload, prompt_order),
+        *prompt_order_notices(workload),
         *_group_size_notices(config, workload),
         *override_notices(config, tasks, TimelineKind.SIMULATED, settings.origins),
     ]
 
 
-def prompt_order_notices(workload: Workload, prompt_order: PromptOrder | None) -> list[Notice]:
-    """That group ids give an order of prompts that their first puts don't.
+def prompt_order_notices(workload: Workload) -> list[Notice]:
+    """That group ids give an order of prompts that their first puts, which they stand by, don't.
 
     Ids are taken for a count of prompts where nearly every number between the least and the largest is a group, and
     groups ended near the place that their id has. Row numbers of a shuffled data set are dense too, but lie a third of
     the groups away from their place on average.
-
-    Args:
-        workload: a workload.
-        prompt_order: the order of its prompts, where it was derived from a log; None: that of its file.
     """
-    if prompt_order is not PromptOrder.FIRST_PUT:
+    if workload.prompt_order is not PromptOrder.FIRST_PUT:
         return []
     ids = {name: task.responses.group_id[task.first_response[:-1]] for name, task in workload.tasks.items()}
     counted = {name: values for name, values in ids.items() if _is_mixed_count(values)}

@@ -37,14 +37,12 @@ class LoadedWorkload:
         workload: the workload.
         source: the opened files.
         last_step: the last step of the log it was derived from; None for a workload file.
-        prompt_order: the order that its prompts were put in; None for a workload file, which has its own.
         quarantined: groups of that log left out because of structural faults, and new tokens in their puts.
     """
 
     workload: Workload
     source: Log
     last_step: int | None = None
-    prompt_order: PromptOrder | None = None
     quarantined: tuple[int, int] = (0, 0)
 
     def __repr__(self) -> str:
@@ -85,11 +83,11 @@ def load_workload(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> L
         return LoadedWorkload(workload, source)
     source = open_log(request.paths)
     digest = read_for(source, replace(request, cache=None))
-    order = request.prompt_order or PromptOrder.FIRST_PUT
+    order = request.prompt_order or PromptOrder.AUTO
     on_progress = request.stage(f"reading {source.name} again", source.rows)
     workload = workload_from_log(source, digest, request.token_time_us, order, on_progress)
     quarantined = (digest.quarantined_groups, digest.quarantined_tokens)
-    return LoadedWorkload(workload, source, last_step(digest), order, quarantined)
+    return LoadedWorkload(workload, source, last_step(digest), quarantined)
 
 
 def _refuse_options_of_logs(request: RunRequest) -> None:
@@ -139,7 +137,7 @@ def simulate_loaded(
         timeline=CLOSED_LOOP,
         config_source=config_source(settings),
         config=resolved(run_config),
-        warnings=simulation_notices(workload, loaded.source, settings, loaded.prompt_order, loaded.quarantined),
+        warnings=simulation_notices(workload, loaded.source, settings, loaded.quarantined),
         coverage=Coverage(
             quarantined_groups=loaded.quarantined[0],
             quarantined_tokens=loaded.quarantined[1],
@@ -150,7 +148,7 @@ def simulate_loaded(
             groups=workload.groups,
             responses=workload.responses,
             truncated_responses=workload.truncated_responses,
-            prompt_order=loaded.prompt_order,
+            prompt_order=workload.prompt_order,
             max_concurrency=request.max_concurrency,
             stuck=run.stuck,
         ),

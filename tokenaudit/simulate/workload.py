@@ -11,6 +11,7 @@ import numpy as np
 from tokenaudit.contracts.errors import plural
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.semantic_masks import SemanticMasks
+from tokenaudit.replay.request import PromptOrder
 from tokenaudit.simulate.entries import CannotGoOnError, StuckReason, StuckTaskReport
 
 
@@ -73,6 +74,7 @@ class Workload:
         truncated_responses: responses that were never completed in the log it comes from, so that their lengths are
             what was generated until then.
         unscored_rewards: rewards that are not finite and count as unscored.
+        prompt_order: what the prompts of a log were put in order by, never `AUTO`; None: they stand as in their file.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Workload:
     tasks: dict[str, TaskWorkload]
     truncated_responses: int = 0
     unscored_rewards: int = 0
+    prompt_order: PromptOrder | None = None
 
     def __repr__(self) -> str:
         return (
