@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tokenaudit.log.batches
 import tokenaudit.log.log_file
+import tokenaudit.log.pieces
 from tokenaudit.contracts.schema import COLUMNS, RUN_FIELDS, ColumnType
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import open_log
@@ -235,10 +235,10 @@ def make_digest(rows: Sequence[Row], *, allow_missing_versions: bool = False, **
 
 def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9) -> None:
     """Read logs in batches of at most so many rows, and list elements on average."""
-    for module in (tokenaudit.log.log_file, tokenaudit.log.batches):
+    for module in (tokenaudit.log.log_file, tokenaudit.log.pieces):
         patch.setattr(module, "MAX_BATCH_ROWS", rows)
         patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
-    patch.setattr(tokenaudit.log.batches, "SMALL_PIECE_ELEMENTS", elements)
+    patch.setattr(tokenaudit.log.pieces, "SMALL_PIECE_ELEMENTS", elements)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenaudit.contracts.errors import LogError
-from tokenaudit.log import batches, log_file, reading
-from tokenaudit.log.batches import Prefetch, map_batches, read_batches
+from tokenaudit.log import batches, log_file, pieces, reading
+from tokenaudit.log.batches import map_batches, read_batches
 from tokenaudit.log.files import open_log
+from tokenaudit.log.prefetch import Prefetch
 from tokenaudit.log.reading import read_digest
 
 
@@ -120,9 +121,9 @@ def test_every_way_to_read_gives_the_same_rows(
     log = open_log([tmp_path])
     names = ["status", "response_len", "response_model_steps", "response_mask"]
 
-    def rows(batch: batches.LogBatch) -> list[tuple[Any, ...]]:
+    def rows(batch: pieces.LogBatch) -> list[tuple[Any, ...]]:
         columns = [batch.columns[name].to_pylist() for name in names]
-        places = [(batch.path.name, batch.first_row + row) for row in range(batch.rows)]
+        places = [(batch.places.at(row), batch.first_row + row) for row in range(batch.rows)]
         return list(zip(places, *columns, strict=True))
 
     done: list[int] = []
@@ -139,8 +140,8 @@ def test_long_responses_that_stand_together_are_cut_into_smaller_batches(
     lengths = [1] * 900 + [1000] * 100
     pq.write_table(table(lengths), tmp_path / "log.parquet")
     monkeypatch.setattr(log_file, "TARGET_BATCH_ELEMENTS", 10_000)
-    monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 10_000)
-    monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 10_000)
+    monkeypatch.setattr(pieces, "TARGET_BATCH_ELEMENTS", 10_000)
+    monkeypatch.setattr(pieces, "SMALL_PIECE_ELEMENTS", 10_000)
     sizes = [
         len(batch.columns["response_mask"].flatten())
         for batch in read_batches(open_log([tmp_path / "log.parquet"]), ["response_mask"])
@@ -151,10 +152,10 @@ def test_long_responses_that_stand_together_are_cut_into_smaller_batches(
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "TARGET_BATCH_ELEMENTS", 100)
-    monkeypatch.setattr(batches, "SMALL_PIECE_ELEMENTS", 100)
-    monkeypatch.setattr(batches, "MAX_ROW_ELEMENTS", 1000)
-    monkeypatch.setattr(batches, "MAX_UNBOUNDED_ELEMENTS", 3000)
+    monkeypatch.setattr(pieces, "TARGET_BATCH_ELEMENTS", 100)
+    monkeypatch.setattr(pieces, "SMALL_PIECE_ELEMENTS", 100)
+    monkeypatch.setattr(pieces, "MAX_ROW_ELEMENTS", 1000)
+    monkeypatch.setattr(pieces, "MAX_UNBOUNDED_ELEMENTS", 3000)
 
 
 def refused(path: Path, part: pa.Table) -> str:

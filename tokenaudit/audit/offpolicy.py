@@ -18,7 +18,8 @@ from tokenaudit.lifecycle.staleness import staleness
 from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.version_runs import RecordedRuns, recorded_runs
 
 _COLUMNS = ("logprobs", "train_logprobs", "response_model_steps", "response_mask", VERSION_RUNS, "model_step")

@@ -6,7 +6,6 @@ A scan remembers nothing, so threads may scan batches in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,10 +43,9 @@ _INTEGERS = (
 class Scanned(NamedTuple):
     """One batch, reduced: numbers per row, by name, and names of tasks and finish reasons by their codes in the batch.
 
-    `first_row` is its first row in its file. `texts` are the first few unknown events and statuses, by column and row.
+    `first_row` is its first row in the log. `texts` are the first few unknown events and statuses, by column and row.
     """
 
-    path: Path
     first_row: int
     arrays: Arrays
     tasks: tuple[str, ...]
@@ -88,7 +86,7 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     for name in ("logprobs", "train_logprobs"):
         if name in columns.batch.columns:
             arrays |= _logprobs(name, batch.columns[name], rows, mask)
-    return Scanned(batch.path, batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
+    return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
 
 
 def _starts(lengths: Int64s) -> Int64s:
@@ -176,7 +174,7 @@ def _overlay_runs(arrays: Arrays, recorded: RecordedRuns, columns: BatchColumns)
     (tokens of runs without a version).
     """
     rows, tokens, batch = columns.rows, arrays["tokens"], columns.batch
-    faults = BatchFaults(batch.path, batch.first_row, rows)
+    faults = BatchFaults(batch.places, rows)
     is_beside = ~(columns.versions.is_null & columns.mask.is_null)
     check_runs(recorded, RowNumbers(arrays, {}), is_beside, faults, allow_missing_versions=True)
     code = np.zeros(rows, dtype=np.int64)

@@ -117,8 +117,8 @@ def _read(files: FileFacts, request: RunRequest) -> _Read:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return _Read(files, LogTable(scans, [file.path for file in log.files]), digest, why)
-    return _Read(files, LogTable([], []), None, "no file of the log can be read")
+        return _Read(files, LogTable(scans), digest, why)
+    return _Read(files, LogTable([]), None, "no file of the log can be read")
 
 
 def _config_source(settings: Settings) -> str | None:

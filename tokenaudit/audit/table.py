@@ -6,7 +6,6 @@ Memory grows with rows, never with tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ class LogTable:
 
     Args:
         parts: scanned batches, in any order.
-        files: the files of the log, in reading order.
 
     Attributes:
         rows: N.
@@ -43,9 +41,8 @@ class LogTable:
         put_event: number of the put that a row belongs to; -1 where it is none.
     """
 
-    def __init__(self, parts: Iterable[Scanned], files: Sequence[Path]) -> None:
-        order = {path: position for position, path in enumerate(files)}
-        ordered = sorted(parts, key=lambda part: (order[part.path], part.first_row))
+    def __init__(self, parts: Iterable[Scanned]) -> None:
+        ordered = sorted(parts, key=lambda part: part.first_row)
         tasks: dict[str, int] = {}
         reasons: dict[str | None, int] = {}
         self.texts: dict[tuple[str, int], str] = {}

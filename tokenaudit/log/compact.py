@@ -26,7 +26,8 @@ from tokenaudit.contracts.schema import (
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import Bools, Int64s, lists
 from tokenaudit.log.digest import PRIOR_ASSUMED, PRIOR_UNKNOWN, Digest
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.reading import outside_quarantine
 from tokenaudit.log.semantic_masks import masks_of, split_at_masks
 from tokenaudit.log.token_ids import DIFFERENT, SAME

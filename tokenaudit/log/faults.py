@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.contracts.errors import Problem
+from tokenaudit.log.pieces import RowPlaces
 
 SHOWN_FAULTS = 20
 """Faults that are named with file, row and value; the others are counted."""
@@ -81,17 +82,16 @@ class BatchFaults:
     """Faults of one batch of rows.
 
     Args:
-        path: the file.
-        first_row: row of the file that the batch begins with.
+        places: where they stand.
         rows: rows in the batch.
     """
 
-    def __init__(self, path: Path, first_row: int, rows: int) -> None:
-        self.path = path
-        self._first_row = first_row
+    def __init__(self, places: RowPlaces, rows: int) -> None:
+        self.places = places
         self.is_faulty = np.zeros(rows, dtype=np.bool_)
         self.counts: Counter[FaultKind] = Counter()
-        self.shown: list[Fault] = []
+        self.shown: list[tuple[int, Fault]] = []
+        """Rows of the batch, and faults of theirs."""
         self._notes: list[tuple[FaultKind, str, np.ndarray[Any, np.dtype[np.bool_]], Callable[[int], str]]] = []
 
     def add(
@@ -116,7 +116,7 @@ class BatchFaults:
         self.is_faulty |= is_faulty
         self.counts[kind] += len(positions)
         for position in positions[:SHOWN_FAULTS].tolist():
-            self.shown.append(Fault(self.path, self._first_row + position, column, describe(position), kind))
+            self.shown.append((position, Fault(*self.places.at(position), column, describe(position), kind)))
 
     def where(self, kind: FaultKind) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Rows with a fault of one kind, of shape [rows]."""
@@ -128,7 +128,7 @@ class BatchFaults:
 
     def of_rows(self, where: np.ndarray[Any, np.dtype[np.bool_]]) -> BatchFaults:
         """The faults of some of the rows."""
-        faults = BatchFaults(self.path, self._first_row, len(self.is_faulty))
+        faults = BatchFaults(self.places, len(self.is_faulty))
         for kind, column, is_faulty, describe in self._notes:
             faults.add(kind, column, is_faulty & where, describe)
         return faults
@@ -149,7 +149,8 @@ class Faults:
         self.counts.update(batch.counts)
         room = SHOWN_FAULTS - len(self.shown)
         if room > 0:
-            self.shown.extend(sorted(batch.shown, key=lambda fault: (fault.row, fault.column))[:room])
+            ordered = sorted(batch.shown, key=lambda shown: (shown[0], shown[1].column))
+            self.shown.extend(fault for _, fault in ordered[:room])
 
     def summary(self) -> str:
         """Counts by kind, most frequent first."""

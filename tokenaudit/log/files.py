@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,22 +103,6 @@ def loss_text(key: str, events: int) -> str:
     if key == META_DROPPED:
         return f"the recorder dropped {counted} because its queue was full"
     return f"the recorder refused {counted} that couldn't be recorded"
-
-
-class LogBatch(NamedTuple):
-    """Consecutive rows of one file.
-
-    Attributes:
-        path: the file.
-        first_row: row of the file that the batch begins with, counted from 0.
-        columns: the columns read, as Arrow arrays by name.
-        rows: rows in the batch.
-    """
-
-    path: Path
-    first_row: int
-    columns: dict[str, pa.Array]
-    rows: int
 
 
 def open_log(paths: Sequence[Path]) -> Log:

@@ -25,7 +25,8 @@ from tokenaudit.log.digest import (
     segments,
 )
 from tokenaudit.log.faults import Faults
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.row_checks import BatchColumns, ReducedBatch, RowChecker
 from tokenaudit.log.token_ids import UNKNOWN
 
@@ -188,7 +189,7 @@ class _Gathered:
         if self._runs > max(MAX_RUNS, MAX_MEAN_RUNS * self._responses):
             what = f"the version changes {self._runs} times in the first {self._responses} responses"
             hint = "response_model_steps holds the policy version of each token, which changes at weight syncs"
-            raise LogError(Problem(what, f"{batch.faults.path}, column response_model_steps", hint))
+            raise LogError(Problem(what, f"{batch.faults.places.at(0)[0]}, column response_model_steps", hint))
 
     def _note_groups(self, batch: ReducedBatch) -> None:
         """Remember the groups of faulty rows; faulty rows outside any group can't be quarantined."""

@@ -24,7 +24,7 @@ from tokenaudit.log.digest import (
     status_code,
 )
 from tokenaudit.log.faults import BatchFaults, FaultKind
-from tokenaudit.log.files import LogBatch
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.token_ids import UNKNOWN, PrefixMemory
 from tokenaudit.log.version_runs import MISSING_VERSION, Ones, RecordedRuns, Runs, interleaved_runs, run_heads
 
@@ -259,7 +259,7 @@ class RowChecker:
 
     def _faults(self, columns: BatchColumns, numbers: RowNumbers) -> BatchFaults:
         """What is wrong with the rows by themselves."""
-        faults = BatchFaults(columns.batch.path, columns.batch.first_row, columns.rows)
+        faults = BatchFaults(columns.batch.places, columns.rows)
         structural.check_rows(structural.ROW_CHECKS, numbers, faults)
         recorded, allowed = columns.recorded_runs, self._allow_missing_versions
         if recorded is not None:

@@ -17,8 +17,9 @@ from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.batches import map_batches
 from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, interleaved, lists, marked
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.semantic_masks import masks_of_runs
 from tokenaudit.log.version_runs import recorded_runs
 from tokenaudit.masks.backends import Backend, MaskBatch, Masks, Pending
@@ -157,7 +158,7 @@ def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int)
     """Some entries of a plan, token by token; their rows are in `batch`, which begins at `first_row` of the log."""
     rows = slice(int(plan.log_row[entries.start]) - first_row, int(plan.log_row[entries.stop - 1]) - first_row + 1)
     own = {name: array[rows] for name, array in batch.columns.items()}
-    batch = LogBatch(batch.path, batch.first_row + rows.start, own, rows.stop - rows.start)
+    batch = LogBatch(batch.places.from_row(rows.start), first_row + rows.start, own, rows.stop - rows.start)
     first_row += rows.start
     runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
     run_tokens = plan.run_tokens[runs]
@@ -185,9 +186,10 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     run_tokens, run_trainable = plan.run_tokens[runs], plan.run_trainable[runs]
     has_entries = np.repeat(has_mask, np.diff(plan.first_run[entries.start : entries.stop + 1]))
     if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
-        where = f"{batch.path}, rows {batch.first_row} to {batch.first_row + batch.rows - 1}"
         hint = "let version runs end where the mask changes, or use the log they were made from"
-        raise LogError(Problem("nothing tells which tokens of a response are in the loss", where, hint))
+        raise LogError(
+            Problem("nothing tells which tokens of a response are in the loss", batch.places.text(batch.rows), hint)
+        )
     if not has_mask.any() and run_trainable.all():
         return None
     semantic = np.repeat(has_entries | (run_trainable != 0), run_tokens)

@@ -27,7 +27,8 @@ from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import ABSENT, INT32_MAX, Int64s
 from tokenaudit.log.faults import SHOWN_FAULTS, BatchFaults, Fault, FaultKind, Faults
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.reading import MAX_TASKS
 from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of
 from tokenaudit.simulate.workload import ResponseColumns, TaskWorkload, Workload, grouped_by_task
@@ -143,7 +144,7 @@ class _Reader:
 
     def add(self, batch: LogBatch) -> None:
         """Check and reduce the next rows."""
-        faults = BatchFaults(batch.path, batch.first_row, batch.rows)
+        faults = BatchFaults(batch.places, batch.rows)
         task = col.text_codes(batch.columns.get("task_name"), batch.rows, self._task_code)
         responses = self._responses(batch, faults)
         masks = col.lists(batch.columns.get("response_mask"), batch.rows)

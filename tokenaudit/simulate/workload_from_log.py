@@ -15,7 +15,8 @@ from tokenaudit.log import columns as col
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import ABSENT, Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, PRIOR_UNKNOWN, STATUS_CODE, Digest, kind_code, sorted_rows
-from tokenaudit.log.files import Log, LogBatch
+from tokenaudit.log.files import Log
+from tokenaudit.log.pieces import LogBatch
 from tokenaudit.log.reading import outside_quarantine
 from tokenaudit.log.semantic_masks import SemanticMasks, joined, masks_of, masks_of_runs
 from tokenaudit.log.version_runs import recorded_runs
@@ -258,9 +259,15 @@ def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
         return masks
     of_runs = masks_of_runs(recorded)
     if of_runs.is_unknown.any():
-        where = f"{batch.path}, row {batch.first_row + int(rows[np.argmax(of_runs.is_unknown)])}, column {VERSION_RUNS}"
+        path, row = batch.places.at(int(rows[np.argmax(of_runs.is_unknown)]))
         what = "a run tells how many of its tokens are in the loss, and not which"
-        raise LogError(Problem(what, where, "let runs end where the mask changes, or use the log they were made from"))
+        raise LogError(
+            Problem(
+                what,
+                f"{path}, row {row}, column {VERSION_RUNS}",
+                "let runs end where the mask changes, or use the log they were made from",
+            )
+        )
     # No row has both, so the other kind is all ones there.
     both = joined([masks, of_runs.masks])
     return both.take(np.arange(len(rows)) + np.where(recorded.has_runs, len(rows), 0))
