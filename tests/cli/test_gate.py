@@ -97,7 +97,7 @@ def test_without_rules_nothing_may_get_worse(head: Path, base: Path, run_cli: Ru
     assert (same.code, same.err) == (0, "")
     worse = run_cli("gate", head, "--baseline", base)
     assert worse.code == 1
-    assert "failed      dropped_tokens <= +0" in worse.out
+    assert "failed      expired_group_rate <= +0pp" in worse.out
     better = run_cli("gate", base, "--baseline", head, "--rule", "dropped_tokens <= +0")
     assert better.code == 0
     assert "better than the baseline, which can be tightened: dropped_tokens 110 → 100" in better.out
@@ -149,7 +149,6 @@ def test_nothing_judged_is_exit_code_2_with_a_report(tmp_path: Path, run_cli: Ru
     [
         ({"kind": "tokenaudit.gate"}, "a tokenaudit.gate is no result"),
         ({"schema_version": 99}, "result schema version 99"),
-        ({"definitions": "abc"}, "other metric definitions"),
         ({"timeline": "simulated"}, "follows a simulated timeline"),
         ({"selection": "1..2"}, "holds steps 1..2 only"),
         ({"inputs": [{"name": "x", "rows": 1, "content_hash": "sha256:1"}]}, "another log"),

@@ -18,7 +18,7 @@ from tests.strategies import configs, logs
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, Side, compare
 from tokenaudit.compare.group_events import GroupEvents, Kind
 from tokenaudit.compare.group_outcomes import compare_outcomes, outcomes_of_run
-from tokenaudit.compare.metric_values import Missing, figures_named
+from tokenaudit.compare.metric_values import FIGURES, Missing, figures_named
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import parse_config
 from tokenaudit.contracts.errors import ConfigError, TokenauditError, UsageError
@@ -28,6 +28,7 @@ from tokenaudit.contracts.metrics import (
     MASKED_STALE_TOKENS,
     RESET_TOKENS,
     TRAINED_TOKENS,
+    Better,
 )
 from tokenaudit.log.files import open_log
 from tokenaudit.render.diff import change_cells, divergence_lines
@@ -265,6 +266,23 @@ def test_the_relative_change_has_the_sign_of_the_change(a: int, b: int):
 def test_the_effect_follows_the_better_direction():
     assert change(1, 2, "trained_tokens").effect is Effect.BETTER
     assert change(1, 2, "put_groups").effect is Effect.NONE
+
+
+def test_only_what_is_a_gain_whatever_else_happens_has_a_direction():
+    directed = {figure.name: figure.better for figure in FIGURES if figure.better is not Better.NEUTRAL}
+    assert directed == {
+        "failed_samples": Better.LOWER,
+        "expired_groups": Better.LOWER,
+        "trained_tokens": Better.HIGHER,
+        "dropped_tokens": Better.LOWER,
+        "shortfall_groups": Better.LOWER,
+        "wall_time_us": Better.LOWER,
+        "dropped_token_rate": Better.LOWER,
+        "expired_group_rate": Better.LOWER,
+        "masked_token_rate": Better.LOWER,
+        "trained_token_rate": Better.HIGHER,
+        "tokens_per_trained_token": Better.LOWER,
+    }
 
 
 def test_a_figure_absent_on_one_side_differs_and_one_absent_on_both_is_left_out():

@@ -1,24 +1,33 @@
 """Rules are judged exactly, all of them, and the worst comes first."""
 
+import gzip
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compare.results import made_result, totals_of
+from tests.conftest import SAMPLE
+from tokenaudit import gate_result, replay_log
 from tokenaudit.config.model import Config
+from tokenaudit.contracts.definitions import metric_definitions
 from tokenaudit.contracts.errors import ResultError, RuleError
-from tokenaudit.contracts.metrics import METRICS, RATES, SIMULATED_METRICS, SIMULATED_RATES, Better
+from tokenaudit.contracts.metrics import METRICS, OUTCOMES, RATES, SIMULATED_RATES, Better
+from tokenaudit.gate.baseline import check_baseline
 from tokenaudit.gate.grammar import parse_rule
-from tokenaudit.gate.judge import baseline_fault, check_baseline, judge, judge_for_baseline
+from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline
 from tokenaudit.gate.report import COULD_NOT_JUDGE, FAIL, PASS, GateReport, LocatedRule, Origin, Outcome, Verdict
 from tokenaudit.gate.rule_sources import MOST_RULES, collect_rules, rule_lines
 from tokenaudit.render.gate import details, improvement_line, statement, summary
 from tokenaudit.replay.result import Result
+from tokenaudit.replay.saved_result import result_from_json
 
 EMPTY = made_result([])
+BEFORE = Path(__file__).parent / "sample_baseline_before.json.gz"
+"""The baseline of the sample, saved when results had a fingerprint of all definitions and directions."""
 
 
 def judged(result: Result, *rules: str, baseline: Result | None = None) -> GateReport:
@@ -414,15 +423,9 @@ def test_exit_codes(rules: list[str], code: int, with_exit_zero: int):
     assert (report.exit_code(), report.exit_code(exit_zero=True)) == (code, with_exit_zero)
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [figure for figure in (*METRICS.values(), *RATES.values()) if figure not in (*SIMULATED_METRICS, *SIMULATED_RATES)],
-    ids=lambda figure: figure.name,
-)
+@pytest.mark.parametrize("figure", OUTCOMES, ids=lambda figure: figure.name)
 @pytest.mark.parametrize("direction", [-1, 1])
-def test_without_rules_no_figure_may_move_in_its_worse_direction(figure, direction: int):
-    if figure.better is Better.NEUTRAL:
-        return
+def test_without_rules_no_outcome_may_be_worse(figure, direction: int):
     before = totals_of(**{name: 1000 for name in METRICS if name in totals_of().totals})
     names = [figure.name] if figure.name in METRICS else [metric.name for metric in figure.numerator]
     after = totals_of(**{name: 1000 + direction * (name in names) for name in METRICS if name in totals_of().totals})
@@ -431,10 +434,66 @@ def test_without_rules_no_figure_may_move_in_its_worse_direction(figure, directi
     assert (figure.name in failed) is is_worse
 
 
-def test_without_rules_equal_runs_pass_and_figures_without_a_value_are_left_out():
+OUTCOME_COUNTS = {
+    "dropped_tokens",
+    "produced_tokens",
+    "trained_tokens",
+    "masked_stale_tokens",
+    "expired_groups",
+    "put_groups",
+    "shortfall_groups",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(totals_of().totals) & set(METRICS) - OUTCOME_COUNTS))
+def test_without_rules_nothing_but_outcomes_is_judged(name: str):
+    before = totals_of(**dict.fromkeys(OUTCOME_COUNTS, 1000), **{name: 1000})
+    for value in (1, 5000):
+        report = judged(totals_of(**dict.fromkeys(OUTCOME_COUNTS, 1000), **{name: value}), baseline=before)
+        assert (report.exit_code(), len(report.verdicts)) == (PASS, len(OUTCOMES))
+
+
+def test_without_rules_equal_runs_pass_and_outcomes_without_a_value_are_left_out():
     report = judged(RUN, baseline=RUN)
     assert report.exit_code() == PASS
-    assert "seq_staleness_max" not in {one.rule.figure.name for one in report.verdicts}
+    assert {one.rule.figure.name for one in report.verdicts} == {"expired_group_rate", "shortfall_groups"}
+
+
+def test_of_the_sample_a_dropped_share_of_4_instead_of_18_percent_passes_against_a_baseline_saved_before():
+    baseline = result_from_json(gzip.decompress(BEFORE.read_bytes()).decode(), BEFORE.name)
+    config = SAMPLE.parent / "config.toml"
+    better = gate_result(
+        replay_log(SAMPLE, config=config, overrides=["tasks.code.max_token_staleness=2"]), baseline=baseline
+    )
+    assert (better.exit_code(), better.count(Outcome.PASSED)) == (PASS, len(OUTCOMES))
+    (dropped,) = (one for one in better.verdicts if one.rule.figure.name == "dropped_token_rate")
+    assert (dropped.baseline, dropped.value) == (Fraction(1_215_648, 6_596_441), Fraction(261_454, 6_297_024))
+    worse = gate_result(replay_log(SAMPLE, config=SAMPLE.parent / "worse.toml"), baseline=baseline)
+    assert (worse.exit_code(), worse.count(Outcome.FAILED)) == (FAIL, len(OUTCOMES) - 1)
+
+
+def test_only_metrics_that_a_rule_names_have_to_mean_the_same():
+    other = metric_definitions() | {"dropped_tokens": "samples sum"}
+    del other["expired_groups"]
+    baseline = replace(totals_of(produced_tokens=9), metric_definitions=other | {"a_metric_to_come": "tokens sum"})
+    rules = ["produced_tokens >= +0", "dropped_tokens <= +0", "dropped_tokens <= 5", "expired_groups <= +0"]
+    report = judged(
+        totals_of(produced_tokens=9),
+        *rules,
+        "dropped_token_rate <= +0pp",
+        "trained_token_rate >= +0pp",
+        baseline=baseline,
+    )
+    assert {str(one.rule): one.reason for one in report.verdicts if one.outcome is Outcome.NOT_JUDGED} == {
+        f"{rule}": f"the baseline has no {rule.split()[0]} as this release defines it; make it again with this release"
+        for rule in (rules[1], rules[3], "dropped_token_rate <= +0pp")
+    }
+    assert (report.exit_code(), report.count(Outcome.PASSED)) == (COULD_NOT_JUDGE, 3)
+
+
+def test_of_a_baseline_without_definitions_nothing_is_judged():
+    report = judged(RUN, "dropped_tokens <= 200", "dropped_tokens <= +0", baseline=replace(RUN, metric_definitions={}))
+    assert [one.outcome for one in report.verdicts] == [Outcome.NOT_JUDGED, Outcome.PASSED]
 
 
 def test_improvements_never_fail_and_are_reported():
@@ -468,8 +527,6 @@ def test_relative_rules_without_a_baseline_and_unknown_tasks_are_errors_all_at_o
     [
         ({"kind": "tokenaudit.simulate"}, "the baseline is a tokenaudit.simulate"),
         ({"timeline": "simulated"}, "follows a simulated timeline"),
-        ({"definitions": "0" * 16}, "other metric definitions"),
-        ({"definitions": ""}, "other metric definitions"),
         ({"selection": "1..2"}, "holds steps 1..2 only"),
         ({"inputs": ()}, "another log"),
     ],

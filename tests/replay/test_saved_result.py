@@ -1,5 +1,6 @@
 """What a saved result says must add up and be made of whole numbers; what was saved before still reads."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,11 @@ from tokenaudit.contracts.metrics import METRICS, Total
 from tokenaudit.replay.result import select_steps
 from tokenaudit.replay.saved_result import MOST_FAULTS, result_from_json, result_to_json
 
-BEFORE = (Path(__file__).parent / "saved_before.json").read_text()
-"""A result of two steps, saved before totals were checked."""
+FOLDER = Path(__file__).parent
+BEFORE = (FOLDER / "saved_before.json").read_text()
+"""A result of two steps, saved before totals were checked, with a fingerprint of all definitions."""
+SIMULATION_BEFORE = gzip.decompress((FOLDER / "saved_simulation_before.json.gz").read_bytes()).decode()
+"""A simulation of one step, saved with that fingerprint too."""
 
 Data = dict[str, Any]
 
@@ -39,8 +43,21 @@ def additive(data: Data) -> Iterator[tuple[Data, str]]:
         yield from ((account, name) for name in account)
 
 
-def test_what_was_saved_before_reads_and_is_saved_alike():
-    assert result_to_json(result_from_json(BEFORE, "saved.json")) == BEFORE
+@pytest.mark.parametrize("text", [BEFORE, SIMULATION_BEFORE], ids=["replay", "simulation"])
+def test_what_was_saved_before_reads_and_is_saved_alike_with_its_definitions(text: str):
+    before, after = json.loads(text), json.loads(result_to_json(result_from_json(text, "saved.json")))
+    assert before.pop("definitions") == "7308df32890f0f87"
+    definitions = after.pop("metric_definitions")
+    assert after == before
+    names = {name for row in (before["totals"], *before["steps"], before["ledger"]["total"]) for name in row}
+    assert names & set(METRICS) == names & set(definitions)
+    assert definitions["dropped_tokens"] == "tokens sum"
+
+
+@pytest.mark.parametrize("fingerprint", ["", "0" * 16, None, 1, []])
+def test_of_a_fingerprint_that_is_not_known_there_are_no_definitions(fingerprint: object):
+    saved = json.dumps(json.loads(BEFORE) | {"definitions": fingerprint})
+    assert result_from_json(saved, "saved.json").metric_definitions == {}
 
 
 @pytest.mark.parametrize("amount", [-1, 1])
@@ -126,6 +143,10 @@ def test_an_account_without_a_metric_of_these_definitions_is_a_fault():
         del account["in_flight_tokens"]
     assert faults(data)[0] == "ledger: the account lacks in_flight_tokens"
     result_from_json(json.dumps(data | {"definitions": "of another release"}), "saved.json")
+    data["metric_definitions"] = {"in_flight_tokens": "tokens end"}
+    assert faults(data)[0] == "ledger: the account lacks in_flight_tokens"
+    data["metric_definitions"] = {"held_tokens": "tokens end"}
+    result_from_json(json.dumps(data), "saved.json")
 
 
 def test_of_selected_steps_the_totals_are_those_of_the_whole_run():

@@ -25,6 +25,7 @@ from tokenaudit.cli.options import (
     run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,12 +128,17 @@ def _figures(names: str | None) -> list[Figure] | None:
 
 
 def _show_warnings(sides: Sequence[Side]) -> None:
+    from tokenaudit.compare.metric_values import is_defined_alike
+
     a, b = (side.result for side in sides)
     for notice in dict.fromkeys((*a.warnings, *b.warnings)):
         names = [name for name, result in (("A", a), ("B", b)) if notice in result.warnings]
         streams.show_warning(f"{' and '.join(names)}: {notice.message}", notice.cost)
-    if a.definitions != b.definitions:
-        streams.show_warning("A and B were made with different metric definitions")
+    shared = [metric for metric in METRICS.values() if metric.name in a.totals and metric.name in b.totals]
+    unlike = [metric.name for metric in shared if not is_defined_alike(a, b, metric)]
+    if unlike:
+        message = f"A and B were made with different definitions of {', '.join(unlike)}"
+        streams.show_warning(message, "make both with one release")
     if a.kind != b.kind:
         streams.show_warning(f"A is a {a.kind}, B a {b.kind}")
 

@@ -111,11 +111,13 @@ def gate(
     """Fail when a run breaks its rules. Exit code 0: all hold; 1: one doesn't; 2: could not judge.
 
     LOG may also be a result saved with -o result.json. Rules come from [gate] in the config, --rules and --rule,
-    all together. Without any, no metric may be worse than in the baseline.
+    all together. Without any, no outcome (dropped, trained, masked and expired share, tokens per trained token,
+    shortfall) may be worse than in the baseline.
     """
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, summary_file
-    from tokenaudit.gate.judge import baseline_fault, check_complete, judge_for_baseline
+    from tokenaudit.gate.baseline import check_complete
+    from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
     from tokenaudit.replay.saved_result import result_to_json

@@ -62,6 +62,13 @@ def has_steps(figure: Figure) -> bool:
     return isinstance(figure, Rate) or figure.total is not Total.END
 
 
+def is_defined_alike(a: Result, b: Result, figure: Figure) -> bool:
+    """Whether two results mean the same by a figure: by a metric, or by each of those that a rate is made of."""
+    metrics = (figure,) if isinstance(figure, Metric) else (*figure.numerator, *figure.denominator)
+    known_a, known_b = a.metric_definitions, b.metric_definitions
+    return all(one.name in known_a and known_a[one.name] == known_b.get(one.name) for one in metrics)
+
+
 def total_value(result: Result, figure: Figure, task: str | None = None) -> FigureValue:
     """A figure over the whole run, rows and tail; of one task, if named."""
     if isinstance(figure, Metric) and figure.total is Total.END:

@@ -5,7 +5,6 @@ Names are API: tables, JSON, gates and documentation take them from here, and no
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,7 +23,7 @@ class Unit(StrEnum):
 
 
 class Better(StrEnum):
-    """The direction in which a change of the metric is an improvement."""
+    """The direction in which a change of the metric is a gain, whatever else the run does."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -95,48 +94,54 @@ def _metric(name: str, unit: Unit, help_text: str, better: Better = Better.NEUTR
 _GROUPS, _SAMPLES, _TOKENS, _STEPS = Unit.GROUPS, Unit.SAMPLES, Unit.TOKENS, Unit.STEPS
 _LOWER, _HIGHER = Better.LOWER, Better.HIGHER
 
+# Directions. A metric is neutral if it can move either way without a gain: counts of what went in or is left grow with
+# the work, wasted or not; a part of a sum shrinks when its tokens or groups move to another part; staleness falls where
+# older tokens are dropped before they are trained; times of being busy or idle don't say what was made in them. Each
+# metric with a direction says why it has one.
+
 MODEL_STEP = _metric(
     "model_step", Unit.VERSION, "version in the engine at the take; null if unknown", total=Total.STATE
 )
 
 PUT_GROUPS = _metric("put_groups", _GROUPS, "groups put into the buffer")
 PRODUCED_SAMPLES = _metric("produced_samples", _SAMPLES, "responses in those groups")
-PRODUCED_TOKENS = _metric("produced_tokens", _TOKENS, "new tokens of this round, discarded groups included", _HIGHER)
+PRODUCED_TOKENS = _metric("produced_tokens", _TOKENS, "new tokens of this round, discarded groups included")
 CARRIED_IN_TOKENS = _metric("carried_in_tokens", _TOKENS, "tokens made before a rollout's first put in the log")
 
+# No setting turns a failure into another loss; its tokens may be lost before it, so they are neutral.
 FAILED_SAMPLES = _metric("failed_samples", _SAMPLES, "responses of groups discarded as failed", _LOWER)
-FAILED_TOKENS = _metric("failed_tokens", _TOKENS, "all tokens of groups discarded as failed", _LOWER)
+FAILED_TOKENS = _metric("failed_tokens", _TOKENS, "all tokens of groups discarded as failed")
 FILTERED_SAMPLES = _metric("filtered_samples", _SAMPLES, "responses of groups the run's own filter rejected")
 FILTERED_TOKENS = _metric("filtered_tokens", _TOKENS, "all tokens of groups the run's own filter rejected")
 
+# The sum of all ways to expire: each is work to do again or lost.
 EXPIRED_GROUPS = _metric("expired_groups", _GROUPS, "groups that became expired, discarded ones included", _LOWER)
-EXPIRED_AT_PUT = _metric("expired_at_put", _GROUPS, "groups that became expired when they were put", _LOWER)
-EXPIRED_AT_REFRESH = _metric("expired_at_refresh", _GROUPS, "groups that became expired while they waited", _LOWER)
-EXPIRED_BY_SEQUENCE = _metric(
-    "expired_by_sequence", _GROUPS, "groups expired because a whole response was too old", _LOWER
-)
+EXPIRED_AT_PUT = _metric("expired_at_put", _GROUPS, "groups that became expired when they were put")
+EXPIRED_AT_REFRESH = _metric("expired_at_refresh", _GROUPS, "groups that became expired while they waited")
+EXPIRED_BY_SEQUENCE = _metric("expired_by_sequence", _GROUPS, "groups expired because a whole response was too old")
 EXPIRED_BY_TOKEN = _metric(
-    "expired_by_token", _GROUPS, "groups expired because a response had no fresh token left to train", _LOWER
+    "expired_by_token", _GROUPS, "groups expired because a response had no fresh token left to train"
 )
-RESET_TOKENS = _metric("reset_tokens", _TOKENS, "tokens of expired responses that are generated again", _LOWER)
-DISCARDED_GROUPS = _metric("discarded_groups", _GROUPS, "expired groups that are lost", _LOWER)
-DISCARDED_STALE_TOKENS = _metric(
-    "discarded_stale_tokens", _TOKENS, "tokens of the expired responses of lost groups", _LOWER
-)
+RESET_TOKENS = _metric("reset_tokens", _TOKENS, "tokens of expired responses that are generated again")
+DISCARDED_GROUPS = _metric("discarded_groups", _GROUPS, "expired groups that are lost")
+DISCARDED_STALE_TOKENS = _metric("discarded_stale_tokens", _TOKENS, "tokens of the expired responses of lost groups")
 DISCARDED_FRESH_TOKENS = _metric(
-    "discarded_fresh_tokens", _TOKENS, "tokens of fresh responses lost with an expired mate", _LOWER
+    "discarded_fresh_tokens", _TOKENS, "tokens of fresh responses lost with an expired mate"
 )
 
-TAKEN_GROUPS = _metric("taken_groups", _GROUPS, "groups in the batch", _HIGHER)
-TAKEN_TOKENS = _metric("taken_tokens", _TOKENS, "tokens in the batch", _HIGHER)
+TAKEN_GROUPS = _metric("taken_groups", _GROUPS, "groups in the batch")
+TAKEN_TOKENS = _metric("taken_tokens", _TOKENS, "tokens in the batch")
+# What all the work is for.
 TRAINED_TOKENS = _metric("trained_tokens", _TOKENS, "tokens of the batch that are in the loss", _HIGHER)
 MASKED_STALE_TOKENS = _metric(
-    "masked_stale_tokens", _TOKENS, "tokens of the batch left out of the loss because they are stale", _LOWER
+    "masked_stale_tokens", _TOKENS, "tokens of the batch left out of the loss because they are stale"
 )
 MASKED_SEMANTIC_TOKENS = _metric(
     "masked_semantic_tokens", _TOKENS, "tokens of the batch that the recorded mask leaves out of the loss"
 )
+# The sum of all that is lost to staleness, whichever way.
 DROPPED_TOKENS = _metric("dropped_tokens", _TOKENS, "reset, discarded (stale and fresh) and masked as stale", _LOWER)
+# A batch that isn't full trains on less than the config asks for.
 SHORTFALL_GROUPS = _metric("shortfall_groups", _GROUPS, "groups asked for that weren't there to take", _LOWER)
 
 LEFTOVER_COMPLETED = _metric(
@@ -148,23 +153,23 @@ LEFTOVER_EXPIRED = _metric(
 )
 
 SEQ_STALENESS_MAX = _metric(
-    "seq_staleness_max", _STEPS, "staleness of the oldest response taken; null if none", _LOWER, Total.MAX
+    "seq_staleness_max", _STEPS, "staleness of the oldest response taken; null if none", total=Total.MAX
 )
-SEQ_STALENESS_SUM = _metric("seq_staleness_sum", _STEPS, "sum over the responses taken", _LOWER)
+SEQ_STALENESS_SUM = _metric("seq_staleness_sum", _STEPS, "sum over the responses taken")
 TOKEN_STALENESS_P50 = _metric(
-    "token_staleness_p50", _STEPS, "median staleness of the trained tokens; null if none", _LOWER, Total.RANK
+    "token_staleness_p50", _STEPS, "median staleness of the trained tokens; null if none", total=Total.RANK
 )
 TOKEN_STALENESS_P95 = _metric(
-    "token_staleness_p95", _STEPS, "95th percentile over the trained tokens; null if none", _LOWER, Total.RANK
+    "token_staleness_p95", _STEPS, "95th percentile over the trained tokens; null if none", total=Total.RANK
 )
 TOKEN_STALENESS_MAX = _metric(
-    "token_staleness_max", _STEPS, "staleness of the oldest trained token; null if none", _LOWER, Total.RANK
+    "token_staleness_max", _STEPS, "staleness of the oldest trained token; null if none", total=Total.RANK
 )
 
 RAW_REWARDS_SUM = _metric("raw_rewards_sum", Unit.REWARD, "rewards of completed and of filtered groups, as put")
 RAW_REWARDS_COUNT = _metric("raw_rewards_count", _SAMPLES, "responses behind that sum")
 
-RESTARTED_TOKENS = _metric("restarted_tokens", _TOKENS, "held tokens that a later put did not continue from", _LOWER)
+RESTARTED_TOKENS = _metric("restarted_tokens", _TOKENS, "held tokens that a later put did not continue from")
 AVOIDED_TOKENS = _metric("avoided_tokens", _TOKENS, "new tokens of recorded puts this config would not have asked for")
 REGENERATED_TOKENS = _metric(
     "regenerated_tokens", _TOKENS, "recorded prefix tokens this config has lost and makes again"
@@ -185,6 +190,7 @@ ROW_METRICS: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if
 """What a step row holds, in order."""
 
 TAKEN_AT_US = _metric("taken_at_us", Unit.MICROSECONDS, "time of the take since the run began", total=Total.STATE)
+# All time counts, whatever it is spent on.
 WALL_TIME_US = _metric(
     "wall_time_us",
     Unit.MICROSECONDS,
@@ -193,11 +199,11 @@ WALL_TIME_US = _metric(
     Total.STEP_SUM,
 )
 TRAINER_WAIT_US = _metric(
-    "trainer_wait_us", Unit.MICROSECONDS, "time the trainer waited for a batch", _LOWER, Total.STEP_SUM
+    "trainer_wait_us", Unit.MICROSECONDS, "time the trainer waited for a batch", total=Total.STEP_SUM
 )
 TRAINER_BUSY_US = _metric("trainer_busy_us", Unit.MICROSECONDS, "time the trainer trained", total=Total.STEP_SUM)
 ROLLOUT_IDLE_US = _metric(
-    "rollout_idle_us", Unit.MICROSECONDS, "time in which no response was being generated", _LOWER, Total.STEP_SUM
+    "rollout_idle_us", Unit.MICROSECONDS, "time in which no response was being generated", total=Total.STEP_SUM
 )
 ROLLOUT_BUSY_US = _metric(
     "rollout_busy_us", Unit.MICROSECONDS, "time in which a response was being generated", total=Total.STEP_SUM
@@ -206,16 +212,15 @@ PRODUCER_PAUSED_US = _metric(
     "producer_paused_us",
     Unit.MICROSECONDS,
     "time the producer was stopped because new rollouts would be too old (status expired)",
-    _LOWER,
-    Total.STEP_SUM,
+    total=Total.STEP_SUM,
 )
 EXPIRED_BATCH = _metric(
-    "expired_batch", _STEPS, "1 if the producer's status was expired at the take, else 0", _LOWER, Total.STEP_SUM
+    "expired_batch", _STEPS, "1 if the producer's status was expired at the take, else 0", total=Total.STEP_SUM
 )
 IN_FLIGHT_GROUPS = _metric(
     "in_flight_groups", _GROUPS, "groups begun and not put, right after the take", total=Total.LAST
 )
-ABORTED_GROUPS = _metric("aborted_groups", _GROUPS, "groups cut off before they ended", _LOWER)
+ABORTED_GROUPS = _metric("aborted_groups", _GROUPS, "groups cut off before they ended")
 TAIL_BATCH_ROUNDS = _metric("tail_batch_rounds", Unit.ROUNDS, "rounds of a task that began in tail-batch mode")
 RECYCLED_PROMPTS = _metric("recycled_prompts", _GROUPS, "groups begun from prompts of a further pass over the workload")
 
@@ -269,7 +274,7 @@ def _rate(
     numerator: tuple[Metric, ...],
     denominator: tuple[Metric, ...],
     help_text: str,
-    better: Better,
+    better: Better = Better.NEUTRAL,
     *,
     is_share: bool = True,
 ) -> Rate:
@@ -278,6 +283,7 @@ def _rate(
     return rate
 
 
+# A rate is an outcome where both its counts are whole: a change of volume alone leaves it as it is.
 DROPPED_TOKEN_RATE = _rate(
     "dropped_token_rate",
     (DROPPED_TOKENS,),
@@ -288,6 +294,7 @@ DROPPED_TOKEN_RATE = _rate(
 EXPIRED_GROUP_RATE = _rate(
     "expired_group_rate", (EXPIRED_GROUPS,), (PUT_GROUPS,), "expired_groups of put_groups", _LOWER
 )
+# Masked tokens pass through the trainer for nothing, whatever became of those that were dropped before.
 MASKED_TOKEN_RATE = _rate(
     "masked_token_rate",
     (MASKED_STALE_TOKENS,),
@@ -295,49 +302,47 @@ MASKED_TOKEN_RATE = _rate(
     "masked_stale_tokens of the tokens of the batch that the recorded mask keeps in the loss",
     _LOWER,
 )
+# A part of the dropped share, and so neutral.
 FRESH_LOSS_RATE = _rate(
-    "fresh_loss_rate",
-    (DISCARDED_FRESH_TOKENS,),
-    (PRODUCED_TOKENS,),
-    "discarded_fresh_tokens of produced_tokens",
-    _LOWER,
+    "fresh_loss_rate", (DISCARDED_FRESH_TOKENS,), (PRODUCED_TOKENS,), "discarded_fresh_tokens of produced_tokens"
 )
 TRAINED_TOKEN_RATE = _rate(
     "trained_token_rate", (TRAINED_TOKENS,), (PRODUCED_TOKENS,), "trained_tokens of produced_tokens", _HIGHER
 )
 
+TOKENS_PER_TRAINED_TOKEN = _rate(
+    "tokens_per_trained_token",
+    (PRODUCED_TOKENS,),
+    (TRAINED_TOKENS,),
+    "tokens generated per token that is trained",
+    _LOWER,
+    is_share=False,
+)
+
 SIMULATED_RATES: tuple[Rate, ...] = (
-    _rate(
-        "tokens_per_trained_token",
-        (PRODUCED_TOKENS,),
-        (TRAINED_TOKENS,),
-        "tokens generated per token that is trained",
-        _LOWER,
-        is_share=False,
-    ),
+    TOKENS_PER_TRAINED_TOKEN,
+    # A trainer that is slower, and engines that generate waste, are busier: neutral.
     _rate(
         "trainer_utilization",
         (TRAINER_BUSY_US,),
         (WALL_TIME_US,),
         "share of the simulated time in which the trainer trained",
-        _HIGHER,
     ),
     _rate(
         "rollout_utilization",
         (ROLLOUT_BUSY_US,),
         (WALL_TIME_US,),
         "share of the simulated time in which responses were generated",
-        _HIGHER,
     ),
 )
 """The rates that the totals of a simulated run hold, as numerator and denominator."""
 
-
-def definitions_hash() -> str:
-    """Fingerprint of all metrics and rates, help texts apart: figures under two of them can't be compared."""
-    lines = [f"{one.name} {one.unit} {one.better} {one.total}" for one in METRICS.values()]
-    for rate in RATES.values():
-        numerator = "+".join(metric.name for metric in rate.numerator)
-        denominator = "+".join(metric.name for metric in rate.denominator)
-        lines.append(f"{rate.name} {numerator}/{denominator} {rate.better}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+OUTCOMES: tuple[Metric | Rate, ...] = (
+    DROPPED_TOKEN_RATE,
+    TRAINED_TOKEN_RATE,
+    TOKENS_PER_TRAINED_TOKEN,
+    MASKED_TOKEN_RATE,
+    EXPIRED_GROUP_RATE,
+    SHORTFALL_GROUPS,
+)
+"""What a run comes to, volume aside; all of them have a direction."""

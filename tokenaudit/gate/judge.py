@@ -8,23 +8,23 @@ from decimal import Decimal
 from fractions import Fraction
 
 from tokenaudit.compare.metric_values import (
-    FIGURES,
     FigureValue,
     Missing,
     Number,
     has_steps,
-    has_totals,
+    is_defined_alike,
+    is_percentage,
     keyed_rows,
     rate_counts,
     row_value,
 )
 from tokenaudit.compare.metric_values import total_value as run_value
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import Notice, Problem, ResultError, RuleError, nearest_hint
+from tokenaudit.contracts.errors import Notice, Problem, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
+from tokenaudit.gate.baseline import SAVE_AGAIN
 from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Outcome, Verdict
 from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
-from tokenaudit.replay.notices import LOST_EVENTS
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 
@@ -35,8 +35,8 @@ def judge(
 
     Args:
         result: the run.
-        rules: all of them are judged; none: no figure may move in its worse direction.
-        baseline: what relative rules are counted from; `check_baseline` says whether it suits.
+        rules: all of them are judged; none: no outcome (`OUTCOMES`) may be worse than in the baseline.
+        baseline: what relative rules are counted from; `baseline.check_baseline` says whether it suits.
         allow_fewer_steps: judge relative rules although the run lacks steps of the baseline.
 
     Raises:
@@ -47,7 +47,7 @@ def judge(
     lacking = [] if baseline is None else _lacking_steps(result, baseline)
     verdicts = [
         _judge_rule(located, result, baseline, () if allow_fewer_steps else lacking)
-        for located in rules or _default_rules(result, baseline)
+        for located in rules or _default_rules()
     ]
     if not rules:
         verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
@@ -63,49 +63,6 @@ def judge_for_baseline(result: Result, rules: Sequence[LocatedRule]) -> GateRepo
     absolute = [located for located in rules if not located.rule.is_relative]
     _check_scopes(rules, result.tasks)
     return _report(result, [_judge_rule(located, result, None, ()) for located in absolute], None, ())
-
-
-def check_baseline(result: Result, baseline: Result, source: str, *, allow_different_log: bool) -> None:
-    """Refuse a baseline whose figures don't mean the same as those of the result.
-
-    Args:
-        result: what is judged.
-        baseline: what it is judged against.
-        source: what messages call the baseline.
-        allow_different_log: accept a baseline from another log.
-
-    Raises:
-        ResultError: every reason at once.
-    """
-    problems = list(_baseline_problems(result, baseline, source, allow_different_log))
-    if problems:
-        raise ResultError(problems)
-
-
-def check_complete(result: Result, source: str) -> None:
-    """Refuse a result of a log that lacks events of its run: no rule could say what they would have changed.
-
-    Raises:
-        ResultError: the recorder lost events.
-    """
-    hint = "mend what records them; --allow-lost-events judges what is there"
-    problems = [Problem(notice.message, source, hint) for notice in result.warnings if notice.code == LOST_EVENTS]
-    if problems:
-        raise ResultError(problems)
-
-
-def _baseline_problems(result: Result, baseline: Result, source: str, allow_different_log: bool) -> Iterator[Problem]:
-    if baseline.kind != result.kind:
-        yield Problem(f"the baseline is a {baseline.kind}, the run a {result.kind}", source, _SAVE_AGAIN)
-    elif baseline.timeline != result.timeline:
-        what = f"the baseline follows a {baseline.timeline} timeline, the run a {result.timeline} one"
-        yield Problem(what, source, "replay both on the same timeline")
-    if baseline.definitions != result.definitions:
-        yield Problem("the baseline was made with other metric definitions", source, _SAVE_AGAIN)
-    if baseline.selection is not None:
-        yield Problem(f"the baseline holds steps {baseline.selection} only", source, "save it without --steps")
-    if not allow_different_log and not result.has_same_log(baseline):
-        yield Problem("the baseline comes from another log", source, result.different_log_hint(baseline))
 
 
 def baseline_fault(report: GateReport) -> str | None:
@@ -161,17 +118,14 @@ def _check_scopes(rules: Sequence[LocatedRule], tasks: Collection[str]) -> None:
         raise RuleError(problems)
 
 
-def _default_rules(result: Result, baseline: Result | None) -> list[LocatedRule]:
-    """No figure of the whole run may move in its worse direction; figures that neither side has are left out."""
-    runs = [result] if baseline is None else [result, baseline]
+def _default_rules() -> list[LocatedRule]:
+    """No outcome of the whole run may be worse than in the baseline."""
     operators = {Better.LOWER: Operator.AT_MOST, Better.HIGHER: Operator.AT_LEAST}
     rules: list[LocatedRule] = []
-    for figure in FIGURES:
-        is_known = any(not isinstance(run_value(run, figure), Missing) for run in runs)
-        if figure.better in operators and has_totals(figure) and is_known:
-            unit = LimitUnit.POINTS if isinstance(figure, Rate) else LimitUnit.ONE
-            unmoved = Limit(Sign.PLUS, Decimal(0), unit)
-            rules.append(LocatedRule(Rule(figure, Scope(), operators[figure.better], (unmoved,)), BY_DEFAULT))
+    for figure in m.OUTCOMES:
+        unit = LimitUnit.POINTS if is_percentage(figure) else LimitUnit.ONE
+        unmoved = Limit(Sign.PLUS, Decimal(0), unit)
+        rules.append(LocatedRule(Rule(figure, Scope(), operators[figure.better], (unmoved,)), BY_DEFAULT))
     return rules
 
 
@@ -196,7 +150,6 @@ def _coverage_notices(
         yield Notice("steps-only-in-baseline", message, cost)
 
 
-_SAVE_AGAIN = "make it again with this release"
 _NO_VALUE = "there is no value to judge"
 _NOTHING_REPLAYED = "nothing was replayed"
 _FEWER_ALLOWED = "accepted with --allow-fewer-steps: whole runs of different lengths are compared"
@@ -231,6 +184,9 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, l
     if task is not None and against is not None and task in against.tasks and not _has_data(against, task):
         return Verdict(located, Outcome.NOT_JUDGED, f"the baseline has no data of task {task}")
     is_by_step = rule.scope.steps is not None
+    if against is not None and not is_defined_alike(result, against, rule.figure):
+        what = f"the baseline has no {rule.figure.name} as this release defines it"
+        return Verdict(located, Outcome.NOT_JUDGED, f"{what}; {SAVE_AGAIN}")
     missed = [step for step in lacking if not is_by_step or rule.scope.has_step(step)] if against is not None else []
     if missed and against is not None and not is_by_step:
         return Verdict(located, Outcome.NOT_JUDGED, _lacks_steps(missed, against))

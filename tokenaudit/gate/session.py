@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, RuleError, shown
-from tokenaudit.gate.judge import check_baseline, check_complete, judge
+from tokenaudit.gate.baseline import check_baseline, check_complete
+from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule
 from tokenaudit.gate.rule_sources import collect_rules
 from tokenaudit.replay.result import Result
@@ -22,7 +23,7 @@ def gate_result(
     allow_fewer_steps: bool = False,
     allow_lost_events: bool = False,
 ) -> GateReport:
-    """Judge a result by rules; without any, no metric may be worse than in the baseline.
+    """Judge a result by rules; without any, no outcome such as the dropped share may be worse than in the baseline.
 
     Args:
         result: what is judged: a result, a run, or a file saved with -o.

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.definitions import metric_definitions
 from tokenaudit.contracts.errors import Notice, plural
 from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
 from tokenaudit.replay.ledger import Account, Ledger, Row, combined
@@ -123,7 +124,7 @@ class Result:
         tool: name and version of what made it.
         selection: the steps that were selected, such as "10..20"; None for all of them.
         simulation: about a simulated run; None for a replay.
-        definitions: fingerprint of the metric definitions behind the figures; empty where a saved form has none.
+        metric_definitions: what each metric counts, by name; empty where a saved form doesn't say.
         intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
             readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
     """
@@ -142,7 +143,7 @@ class Result:
     tool: str = f"tokenaudit {__version__}"
     selection: str | None = None
     simulation: Simulation | None = None
-    definitions: str = m.definitions_hash()
+    metric_definitions: dict[str, str] = field(default_factory=metric_definitions)
     intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tokenaudit.contracts.definitions import definitions_of_fingerprint
 from tokenaudit.contracts.errors import Problem, ResultError
-from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit, definitions_hash
+from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
@@ -44,7 +45,7 @@ def result_to_json(result: Result) -> str:
         "kind": result.kind,
         "schema_version": RESULT_SCHEMA_VERSION,
         "tool": result.tool,
-        "definitions": result.definitions,
+        "metric_definitions": result.metric_definitions,
         "inputs": [asdict(entry) for entry in result.inputs],
         "timeline": result.timeline,
         "selection": result.selection,
@@ -101,8 +102,8 @@ def result_from_json(text: str, source: str) -> Result:
             for fault in error.errors(include_url=False)
         )
         raise _damaged(faults, source) from error
-    if "definitions" not in data:
-        result = replace(result, definitions="")
+    if "metric_definitions" not in data:
+        result = replace(result, metric_definitions=definitions_of_fingerprint(data.get("definitions")))
     for faults in (_shape_faults(result), _sum_faults(result)):
         damage = _damaged(faults, source)
         if damage.problems:
@@ -227,13 +228,14 @@ def _account_faults(result: Result) -> Iterator[str]:
     for task, account in result.ledger.get(TASKS, {}).items():
         accounts[f" of task {task}"] = account, result.totals[TASKS].get(task, {})
     for owner, (account, totals) in accounts.items():
-        missing = [metric.name for metric in (*LEDGER_SOURCES, *LEDGER_FATES) if metric.name not in account]
+        missing = [one.name for one in (*LEDGER_SOURCES, *LEDGER_FATES) if one.name not in account]
+        damaged = [name for name in missing if name in result.metric_definitions]
         if not missing:
             came, ended = (sum(account[one.name] for one in side) for side in (LEDGER_SOURCES, LEDGER_FATES))
             if came != ended:
                 yield f"{came} tokens{owner} came in, and {ended} are accounted for"
-        elif result.definitions == definitions_hash():
-            yield f"the account{owner} lacks {', '.join(missing)}"
+        elif damaged:
+            yield f"the account{owner} lacks {', '.join(damaged)}"
         for name, tokens in account.items():
             if totals.get(name, tokens) != tokens:
                 yield f"{name}{owner} is {tokens}, and {totals[name]} in the totals"
