@@ -19,6 +19,8 @@ from tempfile import TemporaryDirectory
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.rule import Fact
 from tokenaudit.cli import app
+from tokenaudit.config.commented import commented_toml
+from tokenaudit.config.model import Config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES
 from tokenaudit.contracts.schema import COLUMNS, EventKind
@@ -249,6 +251,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rates": rate_table,
     "columns": column_table,
     "audit-rules": rule_table,
+    "config-keys": lambda: f"```toml\n{commented_toml(Config())}```",
     "commands": command_table,
     "command-examples": command_examples,
     "topics": topic_table,

@@ -22,6 +22,7 @@ from tokenaudit.cli.diff import diff
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.help import help_
 from tokenaudit.cli.import_ import import_
+from tokenaudit.cli.init import init
 from tokenaudit.cli.mask import mask
 from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
@@ -53,7 +54,8 @@ app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.pa
 app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
 app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
 app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(compact)
-app.command(epilog="Example: tokenaudit lint async.toml")(lint)
+app.command(epilog="Example: tokenaudit init rollouts.parquet -o async.toml")(init)
+app.command(epilog="Example: tokenaudit lint async.toml --exit-code")(lint)
 app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
 app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
 app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)

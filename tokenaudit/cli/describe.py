@@ -118,10 +118,14 @@ def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:
 def lint(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config in TOML.")],
     set_: SetOption = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when there is a warning.")] = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Say what a config costs that isn't obvious from it. Exit code 0, or 2 for a config that can't be used."""
+    """Say what a config costs that isn't obvious from it.
+
+    Exit code 0, 1 for a warning with --exit-code, or 2 for a config that can't be used.
+    """
     del quiet, verbose
     from tokenaudit.config.loading import load_settings
     from tokenaudit.config.warnings import config_warnings
@@ -135,3 +139,5 @@ def lint(
         lines += [f"{warning.code}: {warning.message}", f"  at: {warning.where}", f"  cost: {warning.cost}"]
     lines.append(f"{printable(settings.source)}: {count_text(len(warnings), 'warning')}")
     streams.write_result("".join(f"{line}\n" for line in lines))
+    if exit_code and warnings:
+        raise typer.Exit(1)

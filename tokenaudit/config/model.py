@@ -108,7 +108,7 @@ class Policy(Section):
     tail_batch_trigger_size: _Trigger = -1
     """Expired groups: -1 discards them, 0 rolls them again at once, N waits for N of them."""
     over_sample_threshold: _Factor = 0.0
-    """Groups started beyond the batch, as a share of it: less waiting, more leftovers."""
+    """Groups a simulation starts beyond the batch, as a share of it: less waiting, more leftovers."""
     enable_partial_rollout: _Switch = False
     """Aborted responses go on from their tokens: saves GPU time, mixes versions."""
 
@@ -301,7 +301,7 @@ def require_timeline(config: Config, keys: Sequence[str], needed_by: str) -> tup
     """
     values = {key: getattr(config.timeline, key) for key in keys}
     problems = [
-        Problem(f"{needed_by} needs timeline.{key}", f"timeline.{key}", f"-s timeline.{key}={_EXAMPLES[key]}")
+        Problem(f"{needed_by} needs timeline.{key}", f"timeline.{key}", f"-s timeline.{key}={EXAMPLES[key]}")
         for key, value in values.items()
         if value is None
     ]
@@ -310,13 +310,15 @@ def require_timeline(config: Config, keys: Sequence[str], needed_by: str) -> tup
     return tuple(values.values())
 
 
-_EXAMPLES = {
+EXAMPLES = {
     "train_batch_size": 24,
     "steps": 30,
     "train_time_us": 12_000_000,
     "sync_time_us": 2_000_000,
     "poll_interval_us": 1_000_000,
+    "group_size": 8,
 }
+"""A value for every key that has no default."""
 
 
 def _weight_problem(what: str, task_names: Mapping[str, float], bound: str) -> Problem:

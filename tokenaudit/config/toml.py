@@ -152,7 +152,7 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     texts: list[str] = []
     for key, value in _items(overrides):
         try:
-            texts.append(f"{key}={_toml(value)}")
+            texts.append(f"{key}={toml_value(value)}")
         except TypeError:
             what = f"{key} is {short(value)}, which no config can hold"
             hint = 'values are switches, numbers, texts and lists; "off" stands for no token rule'
@@ -172,13 +172,17 @@ def _items(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield key, value
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML spells it."""
+def toml_value(value: object) -> str:
+    """A value as TOML spells it, whole and in one line.
+
+    Raises:
+        TypeError: TOML can't spell it.
+    """
     match value:
         case bool():
             return "true" if value else "false"
         case Enum():
-            return _toml(value.value)
+            return toml_value(value.value)
         case str():
             return quoted(value)
         case Integral():
@@ -186,7 +190,7 @@ def _toml(value: Any) -> str:
         case Real():
             return repr(float(value))
         case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
+            return f"[{', '.join(map(toml_value, value))}]"
     raise TypeError
 
 

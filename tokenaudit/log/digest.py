@@ -180,6 +180,12 @@ class Digest:
         return int(self.runs.tokens[self.runs.model_step == MISSING_VERSION].sum(dtype=np.int64))
 
     @property
+    def group_sizes(self) -> Int64s:
+        """Rollouts in each event, of which only puts have any; its shape is [events]."""
+        before = np.concatenate([[0], np.cumsum(self.responses.segment == 0)])
+        return np.diff(before[self.events.first_response])
+
+    @property
     def has_timeline(self) -> bool:
         """Whether the log records more than puts."""
         return bool((self.events.kind != KIND_CODE[EventKind.PUT]).any())

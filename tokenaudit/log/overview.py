@@ -155,9 +155,7 @@ def _task(digest: Digest, code: int) -> dict[str, int]:
 
 
 def _group_sizes(digest: Digest, is_put: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, int]:
-    rollouts_before = np.concatenate([[0], np.cumsum(digest.responses.segment == 0)])
-    sizes = np.diff(rollouts_before[digest.events.first_response])[is_put]
-    values, counts = np.unique(sizes, return_counts=True)
+    values, counts = np.unique(digest.group_sizes[is_put], return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 

@@ -153,8 +153,7 @@ def _task_notices(config: Config, digest: Digest) -> Iterator[Notice]:
             message = f"task {task} is in the config, but the log has no such task"
             yield Notice("task-not-in-log", message, f"The log's tasks: {', '.join(digest.tasks) or 'none'}.")
     is_put = _is_put(digest)
-    rollouts_before = np.concatenate([[0], np.cumsum(digest.responses.segment == 0)])
-    rollouts = np.diff(rollouts_before[digest.events.first_response])
+    rollouts = digest.group_sizes
     for code, task in enumerate(digest.tasks):
         of_task = is_put & (digest.events.task == code)
         if not of_task.any():
