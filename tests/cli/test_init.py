@@ -127,9 +127,7 @@ def test_no_file_is_written_over(there: str, run_cli: Callable[..., Ran], tmp_pa
     path.write_text("mine") if there == "file" else path.symlink_to("nowhere")
     ran = run_cli("init", "--for", "xtuner")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        "error: the file is there already\n  at: tokenaudit.toml\n  hint: choose another name with -o\n"
-    )
+    assert ran.err == ("error: the file is there already\n  at: tokenaudit.toml\n  hint: choose another name with -o\n")
     assert path.read_text() == "mine" if there == "file" else not path.exists()
 
 

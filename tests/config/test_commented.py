@@ -1,4 +1,4 @@
-"""A config as commented TOML: the same config again, every key once with what it means, nothing that a name can break."""
+"""A config as commented TOML: the same config again, every key once with its meaning, nothing that a name can break."""
 
 from __future__ import annotations
 

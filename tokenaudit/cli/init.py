@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def init(
     log: Annotated[
-        list[Path] | None, typer.Argument(metavar="LOG", help="A log, for its tasks, its group sizes and its own config.")
+        list[Path] | None,
+        typer.Argument(metavar="LOG", help="A log, for its tasks, its group sizes and its own config."),
     ] = None,
     for_: Annotated[
         str | None, typer.Option("--for", metavar="TRAINER", help="Begin with this trainer's defaults: xtuner, verl, …")
@@ -80,5 +81,7 @@ def _of_log(paths: list[Path], trainer: Trainer | None) -> tuple[SuggestedConfig
     check_left(digest)
     streams.show_notices(quarantine_notices(digest))
     found = suggested_config(digest, own, {} if trainer is None else trainer.values)
-    origin = "its own config, from its metadata" if own else "it holds no config of its own, so most values are defaults"
+    origin = (
+        "its own config, from its metadata" if own else "it holds no config of its own, so most values are defaults"
+    )
     return found, f"For {log.name}: {origin}."
