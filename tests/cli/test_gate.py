@@ -80,7 +80,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("holds", "breaks"), FORMS, ids=[form[0] for form in FORMS])
 def test_every_form_of_rule_can_pass_and_fail(holds: str, breaks: str, head: Path, base: Path, run_cli: Run):
-    passed = run_cli("gate", head, "--rule", holds, "--baseline", base)
+    passed = run_cli("gate", head, "--rule", holds, "--baseline", base, "-v")
     assert (passed.code, passed.err) == (0, "")
     assert f"passed      {holds}" in passed.out
     failed = run_cli("gate", head, "--rule", breaks, "--baseline", base)
@@ -208,7 +208,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_a_log_is_judged_by_the_rules_of_its_config(log: Path, tmp_path: Path, run_cli: Run):
     (tmp_path / "good.toml").write_text("[policy]\nmax_staleness = 1\n[gate]\nrules = ['expired_groups <= 0']\n")
-    good = run_cli("gate", log, "-c", "good.toml")
+    good = run_cli("gate", log, "-c", "good.toml", "-v")
     assert good.code == 0
     assert "passed      expired_groups <= 0  [good.toml, line 4]" in good.out
     bad = run_cli("gate", log, "-c", "good.toml", "-s", "policy.max_staleness=0")
@@ -229,12 +229,24 @@ def test_rules_of_a_config_that_is_found_count(log: Path, tmp_path: Path, run_cl
 def test_a_baseline_is_written_and_holds(log: Path, tmp_path: Path, run_cli: Run):
     wrote = run_cli("gate", log, "-s", "policy.max_staleness=1", "--write-baseline", "base.json")
     assert wrote.code == 0
-    assert "note: baseline written to base.json" in wrote.err
+    assert "note: baseline written to base.json: log.parquet, 2 steps, 1 task, config " in wrote.err
+    assert "; dropped_token_rate 0.00 %, trained_token_rate 100.00 %, " in wrote.err
     again = (tmp_path / "base.json").read_bytes()
-    run_cli("gate", log, "-s", "policy.max_staleness=1", "--write-baseline", "base.json", "-q")
+    run_cli("gate", log, "-s", "policy.max_staleness=1", "--write-baseline", "base.json", "--force", "-q")
     assert (tmp_path / "base.json").read_bytes() == again
     assert run_cli("gate", log, "-s", "policy.max_staleness=1", "--baseline", "base.json").code == 0
     assert run_cli("gate", log, "-s", "policy.max_staleness=0", "--baseline", "base.json").code == 1
+
+
+def test_a_baseline_is_replaced_with_force_only(log: Path, tmp_path: Path, run_cli: Run):
+    (tmp_path / "base.json").write_text("a baseline of value")
+    refused = run_cli("gate", log, "--write-baseline", "base.json")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--write-baseline names a file that is there\n  at: base.json\n  hint: --force replaces it" in refused.err
+    assert (tmp_path / "base.json").read_text() == "a baseline of value"
+    assert run_cli("gate", log, "--write-baseline", "base.json", "--force").code == 0
+    assert run_cli("gate", log, "--baseline", "base.json").code == 0
+    assert "--force is for --write-baseline" in run_cli("gate", log, "--rule", "expired_groups <= 9", "--force").err
 
 
 def test_a_baseline_is_not_written_where_an_absolute_rule_fails(log: Path, tmp_path: Path, run_cli: Run):
@@ -266,6 +278,34 @@ def test_a_baseline_of_another_log_is_refused_unless_allowed(log: Path, tmp_path
 
 
 # ---- outputs
+
+
+def test_settings_that_changed_since_the_baseline_come_first_in_every_format(log: Path, run_cli: Run):
+    run_cli("gate", log, "-s", "policy.max_staleness=1", "--write-baseline", "base.json")
+    rules = ("--rule", "expired_groups <= 0", "--rule", "dropped_tokens <= +9%")
+
+    def ran(name: str, *arguments: str) -> str:
+        return run_cli("gate", log, "--baseline", "base.json", *rules, "--format", name, *arguments).out
+
+    line = "settings changed since the baseline: policy.max_staleness 1 → 0"
+    table = ran("table")
+    assert table.index("policy.max_staleness   1          0") < table.index("failed      expired_groups <= 0")
+    markdown = ran("markdown")
+    assert markdown.index("| policy.max\\_staleness | 1        | 0        |") < markdown.index("**2 rules")
+    data = json.loads(ran("json"))
+    assert data["settings"] == [{"key": "policy.max_staleness", "baseline": 1, "run": 0}]
+    assert list(data).index("settings") < list(data).index("exit_code")
+    suite = ET.fromstring(ran("junit"))[0]
+    assert suite[0].tag == "properties"
+    assert suite[0][0].attrib == {"name": "policy.max_staleness", "value": "1 → 0"}
+    (invocation,) = json.loads(ran("sarif"))["runs"][0]["invocations"]
+    assert invocation["toolConfigurationNotifications"] == [{"level": "note", "message": {"text": line}}]
+    assert ran("github").splitlines()[0] == f"::notice title=tokenaudit gate::{line}"
+    same = ("-s", "policy.max_staleness=1")
+    assert "no setting changed since the baseline" in ran("table", *same)
+    for name in ("junit", "sarif", "github"):
+        assert "max_staleness" not in ran(name, *same)
+    assert json.loads(ran("json", *same))["settings"] == []
 
 
 def test_files_are_written_in_every_format(head: Path, base: Path, tmp_path: Path, run_cli: Run):
@@ -373,7 +413,13 @@ def test_the_worse_config_fails_against_the_baseline_of_the_good_one(run_cli):
     assert wrote.code == 0
     good = run_cli("gate", SAMPLE, "-c", GOOD, "--baseline", "baseline.json")
     assert good.code == 0
-    assert good.out.endswith("passed\n")
+    assert good.out == (
+        "rollouts.parquet against the baseline from rollouts.parquet\n\nno setting changed since the baseline\n\n"
+        "6 rules over 30 steps, 2 tasks: 6 passed; -v lists what passed\n"
+    )
+    listed = run_cli("gate", SAMPLE, "-c", GOOD, "--baseline", "baseline.json", "-v").out
+    assert listed.count("\npassed      ") == 6
+    assert listed.endswith("6 passed\n")
     rules = ("--rule", "dropped_tokens <= +2%", "--rule", "trained_token_rate >= -1pp")
     bad = run_cli("gate", SAMPLE, "-c", WORSE, "--baseline", "baseline.json", *rules)
     assert bad.code == 1

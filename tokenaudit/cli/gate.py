@@ -81,6 +81,9 @@ def gate(
             metavar="FILE", help="Save the run as a baseline, if its absolute rules hold and something was replayed."
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file that --write-baseline names, if there is one.")
+    ] = False,
     allow_different_log: Annotated[
         bool, typer.Option("--allow-different-log", help="Accept a baseline from another log.")
     ] = False,
@@ -114,7 +117,7 @@ def gate(
     all together. Without any, no outcome (dropped, trained, masked and expired share, tokens per trained token,
     shortfall) may be worse than in the baseline.
     """
-    del quiet, verbose
+    del quiet
     from tokenaudit.cli.output import check_outputs, emit, summary_file
     from tokenaudit.gate.baseline import check_complete
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
@@ -125,11 +128,16 @@ def gate(
     if baseline is not None and write_baseline is not None:
         hint = "judge against the old one first, then write the new one"
         raise UsageError(Problem("--baseline and --write-baseline exclude each other", None, hint))
+    if force and write_baseline is None:
+        raise UsageError(Problem("--force is for --write-baseline", None, "leave it out, or name the file to replace"))
     outputs = output or []
     read = [*log, *(path for path in (config, rules, baseline) if path is not None)]
     check_outputs(outputs, read, SUFFIXES)
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
+        if write_baseline.exists() and not force:
+            hint = "--force replaces it; --baseline judges against it"
+            raise UsageError(Problem("--write-baseline names a file that is there", str(write_baseline), hint))
     summary_path = summary_file() if summary else None
     request = run_request(
         log,
@@ -163,11 +171,11 @@ def gate(
     further: list[tuple[Path, bytes]] = []
     if write_baseline is not None and fault is None:
         further.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
-    renderers = _renderers(report, log[0].as_posix())
+    renderers = _renderers(report, log[0].as_posix(), all_rules=verbose)
     emit(renderers, format_, outputs, SUFFIXES, further=further, job_summary=summary_path)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
-        code = _report_baseline(write_baseline, fault, code)
+        code = _report_baseline(write_baseline, run.result, fault, code)
     if code:
         raise typer.Exit(code)
 
@@ -200,28 +208,29 @@ def _judged_run(request: RunRequest) -> _Run:
     return _Run(run.result, run.settings, None)
 
 
-def _report_baseline(path: Path, fault: str | None, code: int) -> int:
-    """Say whether the run became the baseline, and give the exit code."""
+def _report_baseline(path: Path, result: Result, fault: str | None, code: int) -> int:
+    """Say whether the run became the baseline and what it holds, and give the exit code."""
+    from tokenaudit.cli.output import in_render
     from tokenaudit.gate.report import COULD_NOT_JUDGE, PASS
 
     if fault is not None:
         streams.show_problems([Problem(f"no baseline written: {fault}", str(path), "mend that first")])
         return code or COULD_NOT_JUDGE
-    streams.note(f"note: baseline written to {path}")
+    streams.note(f"note: baseline written to {path}: {in_render('gate.baseline_line')(result)}")
     return PASS
 
 
-def _renderers(report: GateReport, judged: str) -> Renderers:
+def _renderers(report: GateReport, judged: str, *, all_rules: bool) -> Renderers:
     from tokenaudit.cli.output import in_render
     from tokenaudit.render.console import console_text
     from tokenaudit.render.gate import gate_blocks, gate_json
     from tokenaudit.render.markdown import markdown_text
 
     return {
-        "table": lambda terminal: console_text(gate_blocks(report), terminal),
+        "table": lambda terminal: console_text(gate_blocks(report, all_rules=all_rules), terminal),
         "json": lambda _: gate_json(report),
         "markdown": lambda _: markdown_text(gate_blocks(report)),
         "junit": lambda _: in_render("junit.gate_junit")(report),
         "sarif": lambda _: in_render("sarif.gate_sarif")(report, judged),
-        "github": lambda _: in_render("github.gate_github")(report),
+        "github": lambda _: in_render("github.gate_github")(report, all_rules=all_rules),
     }

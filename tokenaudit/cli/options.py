@@ -106,7 +106,13 @@ QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr.")
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=streams.set_verbose, help="Tracebacks for crashes.")
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=streams.set_verbose,
+        help="Everything that can be listed, and tracebacks for crashes.",
+    ),
 ]
 
 

@@ -206,7 +206,7 @@ def compare(
     return Comparison(
         a=a,
         b=b,
-        settings=tuple(_settings(a, b, configs)),
+        settings=setting_changes(a, b),
         totals=_total_changes(a.result, b.result, chosen, None),
         tasks={task: _total_changes(a.result, b.result, chosen, task) for task in tasks},
         steps=steps,
@@ -220,13 +220,20 @@ def compare(
     )
 
 
-def _settings(a: Side, b: Side, configs: tuple[Config, ...]) -> Iterator[SettingChange]:
-    values_a, values_b = (dotted_items(config) for config in configs)
+def setting_changes(a: Side, b: Side) -> tuple[SettingChange, ...]:
+    """Settings that differ between two runs, those of [gate] aside.
+
+    Raises:
+        ConfigError: the config of a saved result can't be read.
+    """
+    values_a, values_b = (dotted_items(parse_config(side.result.config, side.label)) for side in (a, b))
+    changes: list[SettingChange] = []
     for key in dict.fromkeys((*values_a, *values_b)):
         left, right = values_a.get(key), values_b.get(key)
         if left != right and not key.startswith("gate."):
             origins = (side.origins.get(key, "") if side.origins else SAVED for side in (a, b))
-            yield SettingChange(key, left, right, *origins)
+            changes.append(SettingChange(key, left, right, *origins))
+    return tuple(changes)
 
 
 def _total_changes(a: Result, b: Result, figures: Sequence[Figure], task: str | None) -> tuple[FigureChange, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
+from tokenaudit.compare.compare import Side, setting_changes
 from tokenaudit.compare.metric_values import (
     FigureValue,
     Missing,
@@ -42,6 +43,7 @@ def judge(
     Raises:
         RuleError: a rule names a task that neither run knows, or needs a baseline and there is none; holds all such
             faults.
+        ConfigError: the config of a saved result can't be read.
     """
     _check_rules(rules, result, baseline)
     lacking = [] if baseline is None else _lacking_steps(result, baseline)
@@ -90,6 +92,7 @@ def _report(
         tuple(result.tasks),
         tuple(sorted(verdicts, key=_worst_first)),
         (*result.warnings, *_coverage_notices(result, baseline, lacking, allow_fewer_steps)),
+        () if baseline is None else setting_changes(Side("the baseline", baseline), Side("the run", result)),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
+from tokenaudit.compare.compare import SettingChange
 from tokenaudit.compare.metric_values import Number
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.gate.rule import Level, Operator, Rule
@@ -144,6 +145,7 @@ class GateReport:
         tasks: its tasks.
         verdicts: the worst first.
         notices: what to know before trusting the figures.
+        settings: settings that differ from the baseline's, which is side A.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -152,6 +154,7 @@ class GateReport:
     tasks: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     notices: tuple[Notice, ...]
+    settings: tuple[SettingChange, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(entry.name for entry in self.inputs)

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.compare.metric_values import Number
+from tokenaudit.compare.metric_values import Number, total_value
 from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.metrics import OUTCOMES
 from tokenaudit.gate.report import (
     BY_DEFAULT,
     GATE_SCHEMA_VERSION,
@@ -38,14 +39,24 @@ from tokenaudit.render.blocks import (
     notice_lines,
     only,
 )
+from tokenaudit.render.diff import setting_cells
 from tokenaudit.render.exact import change_text, distance_text, distinct_texts, number_text, plain_number, relative_text
+from tokenaudit.replay.result import Result
 
+_MOST_SETTINGS = 20
+"""Settings that one line names."""
 _TONES = {"failed": Tone.FAILED, "not judged": Tone.UNDECIDED, "warning": Tone.WARNING, "passed": Tone.GOOD}
 
 
-def gate_blocks(report: GateReport) -> Iterator[Block]:
-    """Title, verdict, and what became of every rule, the worst first."""
+def gate_blocks(report: GateReport, *, all_rules: bool = False) -> Iterator[Block]:
+    """Title, settings that changed, verdict, and what became of the rules, the worst first.
+
+    Args:
+        report: what to show.
+        all_rules: a terminal shows the rules that passed, too; a document always does.
+    """
     yield Heading("tokenaudit gate", title(report))
+    yield from _settings_blocks(report)
     improved = improvement_line(report)
     improvement = [Paragraph(improved, Tone.GOOD)] if improved else []
     verdict = Paragraph(summary(report), Tone.STRONG)
@@ -53,13 +64,37 @@ def gate_blocks(report: GateReport) -> Iterator[Block]:
     if report.notices:
         yield Lines(notice_lines(report.notices), form=Form.DOCUMENT)
     yield Gap()
-    if report.verdicts:
-        yield Lines([line for verdict in report.verdicts for line in _verdict_lines(verdict)], form=Form.TERMINAL)
+    # what passed for want of data is no pass to be silent about
+    shown = [one for one in report.verdicts if all_rules or one.outcome is not Outcome.PASSED or one.value is None]
+    if shown:
+        yield Lines([line for verdict in shown for line in _verdict_lines(verdict)], form=Form.TERMINAL)
         yield Gap()
+    if report.verdicts:
         columns = [TableColumn(name, "left") for name in ("outcome", "rule", "figure")]
         rows = [TableRow((label(verdict), str(verdict.rule), message(verdict, "; "))) for verdict in report.verdicts]
         yield Table(columns, rows, free_text=True, form=Form.DOCUMENT)
-    yield from only(Form.TERMINAL, *improvement, verdict)
+    more = "" if len(shown) == len(report.verdicts) else "; -v lists what passed"
+    yield from only(Form.TERMINAL, *improvement, Paragraph(summary(report) + more, Tone.STRONG))
+
+
+def _settings_blocks(report: GateReport) -> Iterator[Block]:
+    """What this run was configured otherwise than the baseline."""
+    if report.baseline is None:
+        return
+    yield Gap()
+    if report.settings:
+        columns = [TableColumn(name, "left") for name in ("changed setting", "baseline", "this run")]
+        yield Table(columns, [TableRow(setting_cells(change)[:3]) for change in report.settings], free_text=True)
+    else:
+        yield Paragraph("no setting changed since the baseline", literal=True)
+
+
+def settings_line(report: GateReport) -> str:
+    """The settings that changed since the baseline, the first of them, in one line; empty where none did."""
+    texts = ["{} {} → {}".format(*setting_cells(change)) for change in report.settings[:_MOST_SETTINGS]]
+    more = len(report.settings) - len(texts)
+    texts += [f"{more} more"] * (more > 0)
+    return f"settings changed since the baseline: {'; '.join(texts)}" if texts else ""
 
 
 def _verdict_lines(verdict: Verdict) -> Iterator[Line]:
@@ -191,6 +226,15 @@ def title(report: GateReport) -> str:
     return f"{names} against the baseline from {', '.join(printable(entry.name) for entry in report.baseline)}"
 
 
+def baseline_line(result: Result) -> str:
+    """What a run holds that becomes a baseline: its log, steps and tasks, and its outcomes."""
+    values = ((figure, total_value(result, figure)) for figure in OUTCOMES)
+    outcomes = [f"{figure.name} {number_text(value, figure)}" for figure, value in values if value is not None]
+    names = ", ".join(printable(entry.name) for entry in result.inputs)
+    covered = f"{count_text(len(result.steps), 'step')}, {count_text(len(result.tasks), 'task')}"
+    return f"{names}, {covered}, config {printable(result.config_source)}; {', '.join(outcomes)}"
+
+
 def gate_json(report: GateReport) -> str:
     """The report as JSON, with a line feed at the end; equal reports give equal bytes."""
     return json.dumps(gate_data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -204,6 +248,7 @@ def gate_data(report: GateReport) -> dict[str, Any]:
         "tool": f"tokenaudit {__version__}",
         "inputs": [asdict(entry) for entry in report.inputs],
         "baseline": None if report.baseline is None else [asdict(entry) for entry in report.baseline],
+        "settings": [{"key": change.key, "baseline": change.a, "run": change.b} for change in report.settings],
         "exit_code": report.exit_code(),
         "rules": len(report.verdicts),
         "failed": report.count(Outcome.FAILED, Level.ERROR),

@@ -22,9 +22,9 @@ _CUT = "\n\n*cut here: a job summary holds 1 MiB*\n"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 
 
-def gate_github(report: GateReport) -> str:
+def gate_github(report: GateReport, *, all_rules: bool = False) -> str:
     """Annotations and the report as text, with a line feed at the end."""
-    return _job_text(_gate_annotations(report), console_text(gate.gate_blocks(report)))
+    return _job_text(_gate_annotations(report), console_text(gate.gate_blocks(report, all_rules=all_rules)))
 
 
 def audit_github(report: AuditReport, log_path: str, *, most: int) -> str:
@@ -33,6 +33,9 @@ def audit_github(report: AuditReport, log_path: str, *, most: int) -> str:
 
 
 def _gate_annotations(report: GateReport) -> Iterator[str]:
+    settings = gate.settings_line(report)
+    if settings:
+        yield _annotation("notice", settings, {"title": "tokenaudit gate"})
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
     for level in Level:
         verdicts = [verdict for verdict in shown if verdict.rule.level is level]

@@ -12,12 +12,13 @@ from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
 from tokenaudit.render.blocks import count_text
+from tokenaudit.render.diff import setting_cells
 
 
 def gate_junit(report: GateReport) -> str:
     """The XML, with a line feed at the end: a broken rule fails its test case, one that isn't judged is an error.
 
-    Warnings don't fail a test case; their text is its output.
+    Warnings don't fail a test case; their text is its output. Settings that changed are properties of the suite.
     """
     counts = {
         "tests": len(report.verdicts),
@@ -25,7 +26,9 @@ def gate_junit(report: GateReport) -> str:
         "errors": report.count(Outcome.NOT_JUDGED, Level.ERROR),
     }
     skipped = report.count(Outcome.NOT_JUDGED, Level.WARNING)
-    return _suites("tokenaudit gate", gate.title(report), counts, skipped, map(_verdict_case, report.verdicts))
+    cases = map(_verdict_case, report.verdicts)
+    settings = {key: f"{before} → {after}" for key, before, after, _ in map(setting_cells, report.settings)}
+    return _suites("tokenaudit gate", gate.title(report), counts, skipped, cases, settings)
 
 
 def audit_junit(report: AuditReport, *, most: int) -> str:
@@ -76,11 +79,21 @@ def _rule_case(run: RuleRun, report: AuditReport, most: int) -> ET.Element:
     return case
 
 
-def _suites(name: str, title: str, counts: Mapping[str, int], skipped: int, cases: Iterable[ET.Element]) -> str:
+def _suites(
+    name: str,
+    title: str,
+    counts: Mapping[str, int],
+    skipped: int,
+    cases: Iterable[ET.Element],
+    properties: Mapping[str, str] | None = None,
+) -> str:
     """The frame of every report: one suite of test cases; only the suite itself counts the skipped ones."""
     numbers = {key: str(count) for key, count in counts.items()}
     root = ET.Element("testsuites", {"name": name} | numbers)
     suite = ET.SubElement(root, "testsuite", {"name": title} | numbers | {"skipped": str(skipped)})
+    if properties:
+        listed = ET.SubElement(suite, "properties")
+        listed.extend(ET.Element("property", {"name": key, "value": value}) for key, value in properties.items())
     suite.extend(cases)
     ET.indent(root, " ")
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

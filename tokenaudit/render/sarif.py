@@ -35,10 +35,12 @@ def gate_sarif(report: GateReport, judged: str) -> str:
     """
     # Verdicts that passed come last, so a finding has the index of its rule.
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
+    settings = gate.settings_line(report)
     return _log(
         [_gate_rule(verdict) for verdict in report.verdicts],
         [_verdict_result(index, verdict, judged) for index, verdict in enumerate(shown)],
         [_notification(index, verdict) for index, verdict in enumerate(shown) if verdict.outcome is Outcome.NOT_JUDGED],
+        [{"level": "note", "message": _message(settings)}] if settings else [],
         successful=not report.count(Outcome.NOT_JUDGED, Level.ERROR),
     )
 
@@ -129,6 +131,7 @@ def _log(
     rules: Sequence[dict[str, Any]],
     results: Sequence[dict[str, Any]],
     notifications: Sequence[dict[str, Any]],
+    configuration: Sequence[dict[str, Any]] = (),
     *,
     successful: bool,
 ) -> str:
@@ -138,10 +141,14 @@ def _log(
         rules: what was checked.
         results: what was found; each has the id and the index of its rule.
         notifications: what kept rules from being checked.
+        configuration: how the run was configured otherwise than its baseline.
         successful: whether enough could be checked for a verdict.
     """
     driver = {"name": "tokenaudit", "version": __version__, "rules": list(rules)}
-    invocation = {"executionSuccessful": successful, "toolExecutionNotifications": list(notifications)}
+    invocation: dict[str, Any] = {"executionSuccessful": successful}
+    if configuration:
+        invocation["toolConfigurationNotifications"] = list(configuration)
+    invocation["toolExecutionNotifications"] = list(notifications)
     run = {"tool": {"driver": driver}, "invocations": [invocation], "results": list(results)}
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
 
