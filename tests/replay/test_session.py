@@ -11,10 +11,11 @@ import pytest
 from tests.builders import put, refresh, sample, take, write_log
 from tests.conftest import SAMPLE
 from tokenaudit import audit_log, inspect_log, replay_log, rows_frame
-from tokenaudit.contracts.errors import ConfigError, LogError
+from tokenaudit.contracts.errors import ConfigError, LogError, NoticeLevel
 from tokenaudit.contracts.schema import COLUMN_BY_NAME, META_CONFIG, META_SCHEMA_VERSION, SYNONYMS
 from tokenaudit.log.files import open_log
-from tokenaudit.replay.result import Result
+from tokenaudit.replay.notices import counterfactual_notices
+from tokenaudit.replay.result import Coverage, Result
 
 
 def replayed(tmp_path: Path, rows: list[dict], *overrides: str, **options: object) -> Result:
@@ -214,13 +215,45 @@ def test_overrides_that_change_nothing_are_told(tmp_path: Path):
         "timeline.steps=9",
         "tasks.math.weight=3.0",
     )
-    told = [notice.message for notice in result.warnings if notice.code == "no-effect"]
+    told = [notice.message for notice in result.warnings if notice.level is NoticeLevel.CAUTION]
     assert told == [
         "-s timeline.steps changes nothing: batch sizes and steps come from the recorded timeline",
-        "-s policy.max_staleness changes nothing: math set their own",
         "-s tasks.math.weight changes nothing: batch sizes and steps come from the recorded timeline",
     ]
     assert result.config_source == "defaults, 5 values by -s"
+
+
+def test_an_override_that_changes_nothing_for_some_tasks_names_each_of_them(tmp_path: Path):
+    """`b` sets its own by -s too, so whoever wrote that knows; `d` is in no log."""
+    names = ["a", "b", "c e", "f"]
+    rows = [*(put(number, number, task_name=name) for number, name in enumerate(names)), take(9, task_name="f")]
+    config = {"policy": {"max_staleness": 5}, "tasks": {name: {"max_staleness": 4} for name in ("a", "b", "c e", "d")}}
+    path = write_log(tmp_path / "log.parquet", rows)
+    options = {"config": config, "isolated": True}
+    overrides = ["tasks.b.max_staleness=1", "policy.max_staleness=2", "policy.max_token_staleness=off"]
+    result = replay_log(path, overrides=overrides, **options).result
+    (notice,) = (notice for notice in result.warnings if notice.code == "no-effect")
+    assert notice.message == "-s policy.max_staleness changes nothing for tasks a, c e, which set their own"
+    assert notice.cost == "Use -s tasks.a.max_staleness=2 -s 'tasks.\"c e\".max_staleness=2'"
+    again = replay_log(
+        path, overrides=["tasks.a.max_staleness=2", 'tasks."c e".max_staleness=2', *overrides], **options
+    )
+    assert [notice for notice in again.result.warnings if notice.code == "no-effect"] == []
+
+
+@pytest.mark.parametrize(("overrides", "share"), [(["tasks.code.max_token_staleness=2"], "9.6 %"), ([], "")])
+def test_a_replay_that_rests_on_counterfactual_rules_leaves_it_to_a_simulation(overrides: list[str], share: str):
+    result = replay_log(SAMPLE, isolated=True, overrides=overrides).result
+    told = [notice.message for notice in result.warnings if notice.level is NoticeLevel.CAUTION]
+    message = f"{share} of tokens rest on counterfactual rules, more than 5 %: a simulation decides this config"
+    assert told == ([message] if share else [])
+
+
+@pytest.mark.parametrize(("tokens", "of", "is_for_simulation"), [(0, 0, False), (5, 100, False), (51, 1000, True)])
+def test_more_than_five_in_a_hundred_tokens_are_for_a_simulation(tokens: int, of: int, is_for_simulation: bool):
+    coverage = Coverage(counterfactual_tokens=tokens, counterfactual_of_tokens=of)
+    assert coverage.is_for_simulation == is_for_simulation
+    assert len(counterfactual_notices(coverage)) == is_for_simulation
 
 
 def test_tasks_that_do_not_meet_are_told(tmp_path: Path):

@@ -42,12 +42,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command(epilog="Example: tokenaudit replay runs/night/ -c async.toml -s policy.max_staleness=2 -o result.json")(
+app.command(epilog="Example: tokenaudit replay sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2")(
     replay
 )
 app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
 app.command(epilog="Example: tokenaudit explain rollouts.parquet --group math/12 -c async.toml")(explain)
-app.command(epilog="Example: tokenaudit simulate rollouts.parquet -c async.toml -s policy.tail_batch_trigger_size=0")(
+app.command(epilog="Example: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2")(
     simulate
 )
 app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)

@@ -80,12 +80,17 @@ def explain(
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
         raise UsageError(Problem("--group and --step exclude each other", None, "run it twice"))
+    from tokenaudit.replay.notices import override_notices
+    from tokenaudit.replay.open_loop import timeline_of
     from tokenaudit.replay.session import load_log
 
     request = run_request(subject, config=config, overrides=set_, quarantine=quarantine, isolated=isolated, cache=cache)
     loaded = load_log(request)
-    note_config(loaded.settings, request)
-    streams.write_result(_explained(loaded.digest, loaded.settings.config, group, step))
+    digest, settings = loaded.digest, loaded.settings
+    note_config(settings, request)
+    kind = timeline_of(digest, None)
+    streams.show_notices(override_notices(settings.config, digest.tasks, kind, settings.origins))
+    streams.write_result(_explained(digest, settings.config, group, step))
 
 
 def _explained(digest: Digest, config: Config, group: str | None, step: int | None) -> str:

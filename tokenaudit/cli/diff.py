@@ -23,6 +23,7 @@ from tokenaudit.cli.options import (
     VerboseOption,
     output_option,
     run_request,
+    with_command,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.metrics import METRICS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tokenaudit.cli.output import Renderers
     from tokenaudit.compare.compare import Comparison, Side
     from tokenaudit.compare.metric_values import Figure
+    from tokenaudit.replay.request import RunRequest
 
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
 """Formats by file name extension."""
@@ -109,7 +111,10 @@ def diff(
     sides = load_sides(a, b, request, set_b or [])
     if not allow_different_log:
         check_same_log(*sides)
-    _show_warnings(sides)
+    command = ["diff", *(str(path) for path in (a, b) if path)]
+    command += [part for path in log or [] for part in ("--log", str(path))]
+    command += [part for text in set_b or [] for part in ("--set-b", text)]
+    _show_warnings(sides, request, [*command, "--simulate"])
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)
     emit(_renderers(comparison, show_all=figures is not None), format_, outputs, SUFFIXES)
     if exit_code and comparison.differs:
@@ -127,13 +132,16 @@ def _figures(names: str | None) -> list[Figure] | None:
     return figures_named(listed)
 
 
-def _show_warnings(sides: Sequence[Side]) -> None:
+def _show_warnings(sides: Sequence[Side], request: RunRequest, simulating: Sequence[str]) -> None:
+    """Show what to know about both sides; `simulating` compares them by simulation, where no side is a saved result."""
     from tokenaudit.compare.metric_values import is_defined_alike
 
     a, b = (side.result for side in sides)
-    for notice in dict.fromkeys((*a.warnings, *b.warnings)):
-        names = [name for name, result in (("A", a), ("B", b)) if notice in result.warnings]
-        streams.show_warning(f"{' and '.join(names)}: {notice.message}", notice.cost)
+    made = all(side.tape is not None for side in sides)
+    of_a, of_b = (with_command(one.warnings, request, simulating) if made else one.warnings for one in (a, b))
+    for notice in dict.fromkeys((*of_a, *of_b)):
+        names = [name for name, notices in (("A", of_a), ("B", of_b)) if notice in notices]
+        streams.show_notices([replace(notice, message=f"{' and '.join(names)}: {notice.message}")])
     shared = [metric for metric in METRICS.values() if metric.name in a.totals and metric.name in b.totals]
     unlike = [metric.name for metric in shared if not is_defined_alike(a, b, metric)]
     if unlike:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ from tokenaudit.replay.request import PromptOrder, RunOptions, RunRequest, Timel
 
 if TYPE_CHECKING:
     from tokenaudit.config.loading import Settings
+    from tokenaudit.contracts.errors import Notice
     from tokenaudit.replay.result import Result, StuckTask
 
 
@@ -103,7 +105,13 @@ def output_option(kinds: str) -> Any:
 
 
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=streams.set_quiet, help="No notes, warnings or progress on stderr.")
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=streams.set_quiet,
+        help="On stderr only errors, and what changes the meaning of the answer.",
+    ),
 ]
 VerboseOption = Annotated[
     bool,
@@ -209,6 +217,23 @@ def note_config(settings: Settings, request: RunRequest) -> None:
     """Say which config file was found, if none was named."""
     if settings.file is not None and request.config is None:
         streams.note(f"note: config from {settings.source}")
+
+
+def with_command(notices: Iterable[Notice], request: RunRequest, command: Sequence[str]) -> list[Notice]:
+    """Notices of replays; what a simulation decides gets the command that runs it.
+
+    Args:
+        notices: the notices.
+        request: what was replayed; its options stand behind the command.
+        command: the command and the arguments that no request holds.
+    """
+    from tokenaudit.replay.notices import COUNTERFACTUAL
+
+    options = [*(["-c", str(request.config)] if isinstance(request.config, Path) else [])]
+    options += [part for text in request.overrides for part in ("-s", text)]
+    options += [flag for flag in ("--isolated", "--quarantine") if flag in flags_for_logs(request)]
+    run = shlex.join(["tokenaudit", *command, *options])
+    return [replace(notice, cost=f"Run {run}") if notice.code == COUNTERFACTUAL else notice for notice in notices]
 
 
 def stuck_problems(stuck: Iterable[StuckTask]) -> Iterator[Problem]:

@@ -28,6 +28,7 @@ from tokenaudit.cli.options import (
     run_request,
     saved_result,
     step_range,
+    with_command,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -74,13 +75,15 @@ def replay(
     )
     if is_saved_result(log):
         result = saved_result(request)
+        notices = result.warnings
     else:
         loaded = load_log(request)
         note_config(loaded.settings, request)
         for text in loaded.log.unread_notes:
             streams.note(f"note: {text}")
         result = replay_loaded(loaded)
-    streams.show_notices(result.warnings)
+        notices = with_command(result.warnings, request, ["simulate", *map(str, log)])
+    streams.show_notices(notices)
     if selected is not None:
         result = select_steps(result, *selected)
         if not result.steps:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tokenaudit.contracts.errors import Problem, UsageError, printable
+from tokenaudit.contracts.errors import NoticeLevel, Problem, UsageError, printable
 
 if TYPE_CHECKING:
     import typer
@@ -112,9 +112,11 @@ def show_warning(message: str, cost: str = "") -> None:
 
 
 def show_notices(notices: Iterable[Notice]) -> None:
-    """Show the warnings of a result on standard error."""
+    """Show what to know about a result on standard error; with --quiet only what changes its meaning."""
     for notice in notices:
-        show_warning(notice.message, notice.cost)
+        say = note if notice.level is NoticeLevel.WARNING else _say
+        for line in filter(None, (f"{notice.level}: {notice.message}", notice.cost and f"  {notice.cost}")):
+            say(printable(line))
 
 
 def show_problems(problems: Iterable[Problem]) -> None:

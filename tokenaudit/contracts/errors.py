@@ -10,6 +10,7 @@ import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ class Problem:
         return "\n".join(printable(line) for line in lines if line)
 
 
+class NoticeLevel(StrEnum):
+    """How much a notice says about an answer."""
+
+    WARNING = "warning"
+    """It qualifies the answer; --quiet hides it."""
+    CAUTION = "caution"
+    """It changes what the answer means, so --quiet shows it too."""
+    ERROR = "error"
+    """The answer is most likely wrong, so no verdict can rest on it; --quiet shows it too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """Something a person should know before trusting a result or a config, which is valid all the same.
@@ -40,11 +52,13 @@ class Notice:
         code: stable name.
         message: what is the case.
         cost: what it costs or what to do about it; empty where the message says it.
+        level: how much it says about the answer.
     """
 
     code: str
     message: str
     cost: str = ""
+    level: NoticeLevel = NoticeLevel.WARNING
 
 
 class TokenauditError(Exception):

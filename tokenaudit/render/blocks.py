@@ -262,4 +262,4 @@ def count_text(count: int, noun: str) -> str:
 
 def notice_lines(notices: Iterable[Notice]) -> list[str]:
     """What to know before trusting a report, with what it costs."""
-    return [f"warning: {notice.message}" + (f" ({notice.cost})" if notice.cost else "") for notice in notices]
+    return [f"{notice.level}: {notice.message}" + (f" ({notice.cost})" if notice.cost else "") for notice in notices]

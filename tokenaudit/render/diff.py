@@ -174,12 +174,14 @@ def group_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 def counterfactual_line(comparison: Comparison) -> str:
     """How much of the figures rests on rules for puts that went another way in the log."""
     shares = []
-    for name, side in (("B", comparison.b), ("A", comparison.a)):
+    sides = (("B", comparison.b), ("A", comparison.a))
+    for name, side in sides:
         coverage = side.result.coverage
         whole = coverage.counterfactual_of_tokens
         share = share_text(coverage.counterfactual_tokens, whole) if whole else "none"
         shares.append(f"{share} of {name}'s tokens")
-    return f"{', '.join(shares)} rest on counterfactual rules"
+    is_for_simulation = any(side.result.coverage.is_for_simulation for _, side in sides)
+    return f"{', '.join(shares)} rest on counterfactual rules{', --simulate decides' if is_for_simulation else ''}"
 
 
 def verdict(comparison: Comparison) -> str:

@@ -168,7 +168,8 @@ def verdict(result: Result) -> str:
     coverage = result.coverage
     if coverage.counterfactual_tokens:
         share = share_text(coverage.counterfactual_tokens, coverage.counterfactual_of_tokens)
-        parts.append(f"{share} of tokens rest on counterfactual rules")
+        decided = ", simulate decides" if coverage.is_for_simulation else ""
+        parts.append(f"{share} of tokens rest on counterfactual rules{decided}")
     return " · ".join(parts)
 
 

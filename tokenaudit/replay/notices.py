@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tokenaudit.config.model import Config
-from tokenaudit.config.toml import OVERRIDE, dotted
+from tokenaudit.config.toml import OVERRIDE, dotted, override_texts
 from tokenaudit.config.warnings import config_warnings
-from tokenaudit.contracts.errors import Notice
+from tokenaudit.contracts.errors import Notice, NoticeLevel
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE, PRIOR_ASSUMED, Digest
@@ -62,7 +63,7 @@ def quarantine_notices(digest: Digest) -> list[Notice]:
 def override_notices(
     config: Config, tasks: Sequence[str], kind: TimelineKind, origins: Mapping[str, str]
 ) -> list[Notice]:
-    """Values given with `-s` that change nothing.
+    """Values given with `-s` that change nothing, or nothing for the tasks that a notice names.
 
     Args:
         config: the config they are part of.
@@ -73,14 +74,34 @@ def override_notices(
     found: list[Notice] = []
     for key in (key for key, origin in origins.items() if origin == OVERRIDE):
         section, _, name = key.partition(".")
-        if section == "policy" and tasks and all(_sets(config, task, name) for task in tasks):
-            own = dotted(("tasks", tasks[0], name))
-            message = f"-s {key} changes nothing: {', '.join(tasks)} set their own"
-            found.append(Notice("no-effect", message, f"Use -s {own}=…"))
+        if section == "policy":
+            own = {task: dotted(("tasks", task, name)) for task in tasks if _sets(config, task, name)}
+            kept = {task: own_key for task, own_key in own.items() if origins.get(own_key) != OVERRIDE}
+            if kept:
+                message = f"-s {key} changes nothing for task{'s' * (len(kept) > 1)} {', '.join(kept)}, which"
+                message += " set their own" if len(kept) > 1 else " sets its own"
+                value = getattr(config.policy, name)
+                texts = override_texts(dict.fromkeys(kept.values(), "off" if value is None else value))
+                options = " ".join(f"-s {shlex.quote(text)}" for text in texts)
+                found.append(Notice("no-effect", message, f"Use {options}", NoticeLevel.CAUTION))
         elif kind is TimelineKind.RECORDED and (key in _SIMULATED_ONLY or key.endswith(".weight")):
             message = f"-s {key} changes nothing: batch sizes and steps come from the recorded timeline"
-            found.append(Notice("no-effect", message, "--timeline simulated uses it."))
+            found.append(Notice("no-effect", message, "--timeline simulated uses it.", NoticeLevel.CAUTION))
     return found
+
+
+COUNTERFACTUAL = "counterfactual"
+"""Code of the notice that a replay can't decide its config."""
+
+
+def counterfactual_notices(coverage: Coverage) -> list[Notice]:
+    """That more of a replay rests on counterfactual rules than it can be trusted with."""
+    if not coverage.is_for_simulation:
+        return []
+    share = 100 * coverage.counterfactual_tokens / coverage.counterfactual_of_tokens
+    message = f"{share:.1f} % of tokens rest on counterfactual rules, more than 5 %: a simulation decides this config"
+    cost = "tokenaudit simulate LOG with the same options, or --simulate of diff and gate, runs it."
+    return [Notice(COUNTERFACTUAL, message, cost, NoticeLevel.CAUTION)]
 
 
 def span_notice(result: Result, responses: int) -> Notice:

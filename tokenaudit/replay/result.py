@@ -61,6 +61,11 @@ class Coverage:
     counterfactual_tokens: int = 0
     counterfactual_of_tokens: int = 0
 
+    @property
+    def is_for_simulation(self) -> bool:
+        """Whether more than 5 % rest on counterfactual rules, so that a simulation decides what a replay can't."""
+        return 20 * self.counterfactual_tokens > self.counterfactual_of_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StuckTask:

@@ -23,7 +23,7 @@ from tokenaudit.log.reading import read_digest
 from tokenaudit.log.version_spans import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.replay.events import RunEvent
 from tokenaudit.replay.ledger import count
-from tokenaudit.replay.notices import notices, override_notices, span_notice
+from tokenaudit.replay.notices import counterfactual_notices, notices, override_notices, span_notice
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
@@ -199,9 +199,10 @@ def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None 
         with_groups=request.with_groups,
         newest=ledger_of_newest,
     )
-    if newest is None:
-        return result
-    return replace(result, warnings=(*result.warnings, span_notice(result, uncertain_responses(digest, newest))))
+    warnings = [*result.warnings, *counterfactual_notices(result.coverage)]
+    if newest is not None:
+        warnings.append(span_notice(result, uncertain_responses(digest, newest)))
+    return replace(result, warnings=tuple(warnings))
 
 
 def load_result(path: Path | str) -> Result:
