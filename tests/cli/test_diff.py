@@ -190,7 +190,7 @@ def test_the_sample_and_its_worse_config(run_cli: Run):
     assert "dropped_tokens 1,215,648 5,204,799 +3,989,151 +328.2 % worse" in lines
     assert "trained in A, discarded in B 96 649,699" in lines
     assert "684 of 828 groups changed fate" in lines
-    assert "35.4 % of B's tokens, 0.0 % of A's tokens rest on counterfactual rules" in lines
+    assert "35.4 % of B's tokens, 0.0 % of A's tokens rest on counterfactual rules, --simulate decides" in lines
 
 
 def test_a_pipe_is_no_side(tmp_path: Path, log: Path, run_cli: Run):

@@ -48,6 +48,7 @@ def test_what_was_saved_before_reads_and_is_saved_alike_with_its_definitions(tex
     before, after = json.loads(text), json.loads(result_to_json(result_from_json(text, "saved.json")))
     assert before.pop("definitions") == "7308df32890f0f87"
     definitions = after.pop("metric_definitions")
+    assert {warning.pop("level") for warning in after["warnings"]} <= {"warning"}
     assert after == before
     names = {name for row in (before["totals"], *before["steps"], before["ledger"]["total"]) for name in row}
     assert names & set(METRICS) == names & set(definitions)
