@@ -214,8 +214,7 @@ def _limit_fault(figure: Figure, limit: Limit) -> tuple[str, str] | None:
     number = f"{limit.number:f}"
     if isinstance(figure, Rate) and figure.is_share:
         if limit.unit is LimitUnit.ONE and (limit.is_relative or limit.number):
-            what = f"{figure.name} is a rate, so its limits are in percent"
-            return what, f"write {limit.sign}{number}%" + (f" or {limit.sign}{number}pp" if limit.is_relative else "")
+            return f"{figure.name} is a rate, so its limits are in percent", f"write {_readings(limit)}"
         if limit.unit is LimitUnit.POINTS and not limit.is_relative:
             return "percentage points are counted from a baseline", f"write {number}%, or +{number}pp"
     elif limit.unit is LimitUnit.POINTS:
@@ -225,3 +224,11 @@ def _limit_fault(figure: Figure, limit: Limit) -> tuple[str, str] | None:
         other = f", or a rule on {rates[0]}" if rates else ""
         return f"{figure.name} is no rate, so {number}% of what?", f"write +{number}%, of the baseline{other}"
     return None
+
+
+def _readings(limit: Limit) -> str:
+    """What a limit of a rate that has no unit may mean: a number up to 1 is a share as likely as percent."""
+    numbers = [limit.number * 100, limit.number] if limit.number <= 1 else [limit.number]
+    units = (LimitUnit.PERCENT, LimitUnit.POINTS) if limit.is_relative else (LimitUnit.PERCENT,)
+    spellings = [f"{limit.sign}{number.normalize():f}{unit}" for unit in units for number in numbers]
+    return f"{', '.join(spellings[:-1])} or {spellings[-1]}" if len(spellings) > 1 else spellings[0]
