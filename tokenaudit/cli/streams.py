@@ -90,9 +90,14 @@ def _discard(stream: TextIO) -> None:
 
 
 def _say(text: str) -> None:
-    """A line on standard error; one that can't be written must not change the exit code."""
+    """Lines on standard error, broken between words in a terminal; what can't be written changes no exit code."""
     end_progress()
     try:
+        if sys.stderr.isatty():
+            from tokenaudit.render.console import wrapped
+
+            width = shutil.get_terminal_size().columns
+            text = "\n".join(wrapped(line, width) for line in text.split("\n"))
         print(text, file=sys.stderr, flush=True)  # noqa: T201
     except OSError:
         _discard(sys.stderr)

@@ -80,7 +80,6 @@ class Heading(Block):
 
     report: str
     subject: str = ""
-    wraps: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -90,13 +89,11 @@ class Paragraph(Block):
     Attributes:
         text: its words.
         tone: what it means.
-        wraps: a terminal breaks it between words; else it is one line of any length.
         literal: it holds our own words only, so that a document need not escape it.
     """
 
     text: str
     tone: Tone = Tone.PLAIN
-    wraps: bool = False
     literal: bool = False
 
 

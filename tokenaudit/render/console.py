@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from tokenaudit.contracts.errors import printable
@@ -44,18 +44,24 @@ _BAR_WIDTH = 24
 _CHART_WIDTH = 60
 _BESIDE_CHART = 50
 """Columns that the name and the note of a chart need."""
+GREEN, ORANGE, RED = 28, 130, 160
+"""Of the 256 colours of terminals, whose shades no theme changes, those that can be read on white and on black."""
 _STYLES = {
     Tone.PLAIN: "",
     Tone.STRONG: "bold",
     Tone.FAINT: "dim",
-    Tone.GOOD: "green",
-    Tone.WARNING: "yellow",
-    Tone.BAD: "red",
-    Tone.FAILED: "bold red",
-    Tone.UNDECIDED: "bold yellow",
+    Tone.GOOD: f"color({GREEN})",
+    Tone.WARNING: f"color({ORANGE})",
+    Tone.BAD: f"color({RED})",
+    Tone.FAILED: f"bold color({RED})",
+    Tone.UNDECIDED: f"bold color({ORANGE})",
 }
-_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+_SGR = {"bold": "1", "dim": "2"} | {f"color({color})": f"38;5;{color}" for color in (GREEN, ORANGE, RED)}
 """Parameters of the terminal's escape sequences."""
+_WORD = re.compile(r"\S+")
+_FIRST_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
+_DEEPEST_HANG = 24
+"""The widest first column below whose side the further lines of a text stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +101,17 @@ def console_text(blocks: Iterable[Block], terminal: Terminal = NO_TERMINAL) -> s
 def _parts(block: Block, terminal: Terminal) -> Iterator[str]:
     match block:
         case Heading() if block.subject:
-            yield _styled(_wrapped(block.subject, block.wraps, terminal), Tone.STRONG, terminal)
+            yield _line(block.subject, Tone.STRONG, terminal)
         case Paragraph():
-            yield _styled(_wrapped(block.text, block.wraps, terminal), block.tone, terminal)
+            yield _line(block.text, block.tone, terminal)
         case Lines():
-            yield from (_line(line, block, terminal) for line in block.lines)
+            yield from (_line(line, block.tone, terminal, block.indent) for line in block.lines)
         case Listing():
-            yield from block.lines
+            yield from (_line(line, Tone.PLAIN, terminal) for line in block.lines)
         case Pairs():
             width = max((len(name) for name, _ in block.pairs), default=0)
-            yield from (f"{name:<{width}}  {printable(value)}" for name, value in block.pairs)
+            for name, value in block.pairs:
+                yield _line(f"{name:<{width}}  {printable(value)}", Tone.PLAIN, terminal)
         case Gap():
             yield ""
         case Table():
@@ -115,42 +122,81 @@ def _parts(block: Block, terminal: Terminal) -> Iterator[str]:
             pass
 
 
-def _wrapped(text: str, wraps: bool, terminal: Terminal) -> str:
-    """Text broken between words where it is wider than the terminal."""
-    if not wraps or terminal.width is None:
-        return text
-    return "\n".join(wrap(text, terminal.width, break_long_words=False))
+def wrapped(text: str, width: int | None) -> str:
+    """A line, or the lines that a terminal of some width needs for it, broken between words; see `_pieces`."""
+    return "\n".join(" " * hang + text[start:end] for start, end, hang in _pieces(text, width))
+
+
+def _pieces(text: str, width: int | None) -> list[tuple[int, int, int]]:
+    """Start and end of the pieces that a line is broken into, and the columns by which each of them is set in.
+
+    Further pieces begin below the second column of the text, where it has one (a name, spaces, what is said of it),
+    else a little right of the first. A word that is wider than the terminal, such as a path, stays whole.
+    """
+    if width is None or _columns(text) <= width:
+        return [(0, len(text), 0)]
+    column = _FIRST_COLUMN.match(text)
+    hang = len(text) - len(text.lstrip()) + 2
+    if column and column.end() <= _DEEPEST_HANG:
+        hang = column.end()
+    hang = min(hang, width // 2)
+    pieces: list[tuple[int, int, int]] = []
+    start = end = 0
+    for word in _WORD.finditer(text):
+        indent = hang if pieces else 0
+        if end and indent + _columns(text[start : word.end()]) > width:
+            pieces.append((start, end, indent))
+            start = word.start()
+        end = word.end()
+    return [*pieces, (start, end, hang if pieces else 0)]
+
+
+def _columns(text: str) -> int:
+    """How wide a text is drawn."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _styled(text: str, tone: Tone, terminal: Terminal) -> str:
     if not (terminal.color and _STYLES[tone] and text):
         return text
     codes = ";".join(_SGR[word] for word in _STYLES[tone].split())
-    return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" for line in text.split("\n"))
+    return f"\x1b[{codes}m{text}\x1b[0m"
 
 
-def _line(line: Line, block: Lines, terminal: Terminal) -> str:
-    indent = " " * block.indent
-    if isinstance(line, str):
-        return _styled(indent + line, block.tone, terminal)
+def _line(line: Line, tone: Tone, terminal: Terminal, indent: int = 0) -> str:
+    """A line with its styles, broken where the terminal is too narrow for it; line feeds in it stay."""
     parts = line if isinstance(line, tuple) else (line,)
-    phrases = (Phrase(part) if isinstance(part, str) else part for part in parts)
-    return indent + "".join(_styled(phrase.text, phrase.tone, terminal) for phrase in phrases)
+    phrases = [Phrase(" " * indent), *(Phrase(part, tone) if isinstance(part, str) else part for part in parts)]
+    text = "".join(phrase.text for phrase in phrases)
+    drawn: list[str] = []
+    for start, end, hang in _pieces(text, terminal.width):
+        first = 0
+        styled: list[str] = []
+        for phrase in phrases:
+            piece = phrase.text[max(0, start - first) : max(0, end - first)]
+            styled.append(_styled(piece, phrase.tone, terminal))
+            first += len(phrase.text)
+        drawn.append(" " * hang + "".join(styled))
+    return "\n".join(drawn)
 
 
 def _table_parts(table: Table, terminal: Terminal) -> Iterator[str]:
     if table.caption:
-        yield _styled(table.caption, Tone.STRONG, terminal)
+        yield _line(table.caption, Tone.STRONG, terminal)
     fit = table.fit or Fit(())
     rows, hidden = _cut(shown_in(Form.TERMINAL, table.rows), len(table.columns), fit, terminal)
     own = [position for position, column in enumerate(table.columns) if column.form in (None, Form.TERMINAL)]
     kept = own if table.fit is None else _fitting(table.columns, rows, own, fit, terminal.width)
     yield _grid(table, rows, kept, terminal)
     if hidden:
-        yield _styled(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
+        yield _line(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
     if fit.columns_hint and len(kept) < len(own):
         missing = count_text(len(own) - len(kept), "more column")
-        yield _styled(f"{missing} {fit.columns_hint}", Tone.FAINT, terminal)
+        yield _line(f"{missing} {fit.columns_hint}", Tone.FAINT, terminal)
 
 
 def _grid(table: Table, rows: Sequence[TableRow], kept: Sequence[int], terminal: Terminal) -> str:
@@ -171,7 +217,7 @@ def _grid(table: Table, rows: Sequence[TableRow], kept: Sequence[int], terminal:
         file=StringIO(),
         width=terminal.width or _UNLIMITED,
         force_terminal=terminal.color,
-        color_system="standard" if terminal.color else None,
+        color_system="256" if terminal.color else None,
         legacy_windows=False,
         highlight=False,
         emoji=False,

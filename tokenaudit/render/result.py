@@ -115,10 +115,10 @@ def result_blocks(result: Result, *, by_task: bool = False) -> Iterator[Block]:
         result: the run.
         by_task: one row per step and task.
     """
-    yield Heading(result.kind.replace(".", " "), title(result), wraps=True)
+    yield Heading(result.kind.replace(".", " "), title(result))
     summary = [
-        Paragraph(verdict(result), Tone.STRONG, wraps=True, literal=True),
-        *(Paragraph(line, wraps=True) for line in simulation_lines(result)),
+        Paragraph(verdict(result), Tone.STRONG, literal=True),
+        *(Paragraph(line) for line in simulation_lines(result)),
     ]
     yield from only(Form.DOCUMENT, *summary)
     if result.warnings:
@@ -136,7 +136,7 @@ def result_blocks(result: Result, *, by_task: bool = False) -> Iterator[Block]:
     yield Lines(list(_group_lines(result)), form=Form.TERMINAL)
     if result.intervals:
         yield Gap()
-        yield Paragraph(f"versions are spans: {intervals_text(result.intervals)}", wraps=True, form=Form.TERMINAL)
+        yield Paragraph(f"versions are spans: {intervals_text(result.intervals)}", form=Form.TERMINAL)
     yield from only(Form.DOCUMENT, steps)
     yield Gap()
     yield from only(Form.TERMINAL, *summary)
