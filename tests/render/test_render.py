@@ -5,17 +5,35 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from tests.builders import make_digest, put, refresh, take, write_log
 from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
-from tokenaudit.render.blocks import Table, TableColumn, TableRow, count_text, share_text, value_text
-from tokenaudit.render.console import Terminal, console_text, sparkline
+from tokenaudit.render.blocks import (
+    Heading,
+    Lines,
+    Listing,
+    Pairs,
+    Paragraph,
+    Phrase,
+    Table,
+    TableColumn,
+    TableRow,
+    Tone,
+    count_text,
+    share_text,
+    value_text,
+)
+from tokenaudit.render.console import GREEN, ORANGE, RED, Terminal, console_text, sparkline
 from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
 from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.result import SHOWN_ROWS, result_blocks
@@ -203,3 +221,61 @@ def test_rows_of_a_frame_have_the_registry_s_types():
     assert count(replay(digest, config), run_tasks(digest, config)).rows[0].accounts["default"].rewards.tolist() == [
         0.5
     ]
+
+
+TEXTS = st.lists(st.text(st.sampled_from("abcxyz,._-äß語"), min_size=1, max_size=14), min_size=1, max_size=40)
+
+
+@given(words=TEXTS, width=st.integers(20, 120), indent=st.integers(0, 12), named=st.booleans(), color=st.booleans())
+def test_text_breaks_between_words_at_every_width(
+    words: list[str], width: int, indent: int, named: bool, color: bool
+) -> None:
+    text = " ".join(words)
+    blocks = [
+        Heading("report", text),
+        Paragraph(text, Tone.BAD),
+        Lines([text, (Phrase(f"{words[0]:<8}  " if named else "", Tone.FAILED), text)], Tone.FAINT, indent=indent),
+        Listing([" " * indent + text]),
+        Pairs([("name", text)]),
+    ]
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", console_text(blocks, Terminal(width, color=color)))
+    assert drawn.split() == re.sub(r"\x1b\[[0-9;]*m", "", console_text(blocks, Terminal(color=color))).split()
+    for line in drawn.splitlines():
+        # a word that is wider than the terminal stays whole, behind what it is set in by
+        assert cell_len(line) <= width or len(line.split()) == 1 or line.startswith("name  ")
+
+
+def test_further_lines_stand_below_what_is_said_of_a_name() -> None:
+    drawn = console_text([Pairs([("timeline", "recorded (put 1,905, sample 1,077)")])], Terminal(30))
+    assert drawn == "timeline  recorded (put 1,905,\n          sample 1,077)\n"
+    assert console_text([Lines(["  hint: read the help topic"])], Terminal(20)) == "  hint: read the\n    help topic\n"
+
+
+def test_tables_break_text_and_keep_numbers_whole() -> None:
+    rows = [TableRow(("never completed by the time the run ended", "1,234,567"))]
+    table = Table([TableColumn("what became of it", "left"), TableColumn("tokens")], rows)
+    drawn = console_text([table], Terminal(40))
+    assert max(map(len, drawn.splitlines())) <= 40
+    assert "1,234,567" in drawn
+    assert "never completed by the time the run ended" in console_text([table], Terminal(15))
+
+
+def luminance(color: int) -> float:
+    """Relative luminance of one of the 216 colours of the cube; WCAG 2.2, "relative luminance"."""
+    levels = (0, 95, 135, 175, 215, 255)
+    red, green, blue = (levels[(color - 16) // base % 6] / 255 for base in (36, 6, 1))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("color", [GREEN, ORANGE, RED])
+def test_colors_can_be_read_on_white_and_on_black(color: int) -> None:
+    assert 1.05 / (luminance(color) + 0.05) >= 3.5
+    assert (luminance(color) + 0.05) / 0.05 >= 3.5
+
+
+def test_red_cells_have_a_legend_where_there_are_colors(tmp_path: Path) -> None:
+    result = result_of(tmp_path, [put(1, 1, model_step=0), refresh(5, train_step=9), take(6, train_step=9)])
+    assert result.totals["expired_groups"] == 1
+    assert "red: the most expired_groups" in console_text(result_blocks(result), Terminal(100, color=True))
+    assert "red:" not in console_text(result_blocks(result), Terminal(100))

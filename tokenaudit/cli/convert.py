@@ -76,7 +76,6 @@ def workload(
     from tokenaudit.contracts.files import replacing
     from tokenaudit.log.files import is_workload
     from tokenaudit.render.blocks import Pairs
-    from tokenaudit.render.console import console_text
     from tokenaudit.simulate.notices import prompt_order_notices
     from tokenaudit.simulate.session import load_workload
     from tokenaudit.simulate.workload_files import write_workload
@@ -106,4 +105,4 @@ def workload(
         streams.write_data(json.dumps(facts, indent=1) + "\n")
     else:
         pairs = Pairs([(name, f"{value:,}") for name, value in facts.items()])
-        streams.write_result(console_text([pairs]))
+        streams.write_blocks(pairs)

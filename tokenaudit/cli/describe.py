@@ -41,7 +41,6 @@ def inspect(
     """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
     del quiet, verbose
     from tokenaudit.log.overview import overview_data
-    from tokenaudit.render.console import console_text
     from tokenaudit.render.overview import overview_blocks
     from tokenaudit.replay.session import inspect_log
 
@@ -49,7 +48,7 @@ def inspect(
     if format_ is OverviewFormat.JSON:
         streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:
-        streams.write_result(console_text(overview_blocks(view)))
+        streams.write_blocks(*overview_blocks(view))
 
 
 def explain(
@@ -72,10 +71,9 @@ def explain(
         if len(subject) == 1 and not subject[0].exists():
             from tokenaudit.audit.checks import RULES
             from tokenaudit.audit.rule import rule_named
-            from tokenaudit.render.console import console_text
             from tokenaudit.render.explain import rule_blocks
 
-            streams.write_result(console_text(rule_blocks(rule_named(str(subject[0]), RULES))))
+            streams.write_blocks(*rule_blocks(rule_named(str(subject[0]), RULES)))
             return
         raise UsageError(Problem("nothing to explain", None, "add --group TASK/ID or --step N, or name an audit rule"))
     if group is not None and step is not None:
@@ -135,7 +133,7 @@ def lint(
     from tokenaudit.config.loading import load_settings
     from tokenaudit.config.warnings import config_warnings
     from tokenaudit.contracts.errors import printable
-    from tokenaudit.render.blocks import count_text
+    from tokenaudit.render.blocks import Lines, count_text
 
     settings = load_settings(config_path=config, overrides=set_ or [], working_dir=Path.cwd(), isolated=True)
     warnings = config_warnings(settings.config)
@@ -143,6 +141,6 @@ def lint(
     for warning in warnings:
         lines += [f"{warning.code}: {warning.message}", f"  at: {warning.where}", f"  cost: {warning.cost}"]
     lines.append(f"{printable(settings.source)}: {count_text(len(warnings), 'warning')}")
-    streams.write_result("".join(f"{line}\n" for line in lines))
+    streams.write_blocks(Lines(lines))
     if exit_code and warnings:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,10 +157,7 @@ def _renderers(comparison: Comparison, *, show_all: bool) -> Renderers:
     from tokenaudit.render.markdown import markdown_text
 
     return {
-        # as wide as its tables are, in a narrow terminal too
-        "table": lambda terminal: console_text(
-            diff_blocks(comparison, all_figures=show_all), replace(terminal, width=None)
-        ),
+        "table": lambda terminal: console_text(diff_blocks(comparison, all_figures=show_all), terminal),
         "json": lambda _: diff_json(comparison),
         "csv": lambda _: diff_csv(comparison),
         "markdown": lambda _: markdown_text(diff_blocks(comparison, all_figures=show_all)),

@@ -60,12 +60,11 @@ def import_(
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.write import first_look, import_log
-    from tokenaudit.render.blocks import count_text
-    from tokenaudit.render.console import console_text
+    from tokenaudit.render.blocks import Paragraph, count_text
     from tokenaudit.render.imports import formats_blocks, imports_text, plan_blocks
 
     if list_:
-        streams.write_result(console_text(formats_blocks(IMPORTERS.values())))
+        streams.write_blocks(*formats_blocks(IMPORTERS.values()))
         return
     if not source:
         raise UsageError(Problem("nothing to import", None, "name the files or folders of a dump, or --list"))
@@ -80,14 +79,14 @@ def import_(
         look = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
         plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, look.put, look.unmapped)
-        streams.write_result(console_text(plan))
+        streams.write_blocks(*plan)
         return
     path = _checked_output(output, files, force)
     _show_progress(importer, files, context)
     imports = import_log(importer, files, context, path)
     for limit in imports.limits:
         streams.show_warning(limit)
-    streams.write_result(f"{path}: {imports_text(imports)}\n")
+    streams.write_blocks(Paragraph(f"{path}: {imports_text(imports)}"))
 
 
 def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:

@@ -65,6 +65,7 @@ def mask(
     from tokenaudit.masks.backends import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log
+    from tokenaudit.render.blocks import Paragraph
 
     backend = choose_backend(device)
     if device == "auto":
@@ -77,7 +78,6 @@ def mask(
     note_config(masked.settings, request)
     streams.show_notices(masked.notices)
     totals = masked.totals
-    streams.write_result(
-        f"{totals.responses} responses: {totals.trained_tokens} tokens trained, "
-        f"{totals.masked_stale_tokens} masked as stale, {totals.masked_semantic_tokens} not in the loss\n"
-    )
+    trained = f"{totals.responses} responses: {totals.trained_tokens} tokens trained"
+    masked_tokens = f"{totals.masked_stale_tokens} masked as stale, {totals.masked_semantic_tokens} not in the loss"
+    streams.write_blocks(Paragraph(f"{trained}, {masked_tokens}"))

@@ -107,7 +107,7 @@ def emit(
         job_summary: a file that Markdown is appended to.
     """
     contents = [(path, renderers[suffixes[path.suffix.lower()]](NO_TERMINAL)) for path in outputs]
-    text = renderers[stdout_format](Terminal(streams.terminal_width(), streams.wants_color(), streams.is_unicode()))
+    text = renderers[stdout_format](streams.terminal())
     assert isinstance(text, str), stdout_format
     write_files([*((path, _encoded(content)) for path, content in contents), *further])
     if job_summary is not None:

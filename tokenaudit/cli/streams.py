@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tokenaudit.contracts.errors import Notice
+    from tokenaudit.render.blocks import Block
+    from tokenaudit.render.console import Terminal
 
 _PROGRESS_AFTER_SECONDS = 1.0
 
@@ -61,6 +63,13 @@ def write_result(text: str) -> None:
     """
     encoding = sys.stdout.encoding or "utf-8"
     _write(text.encode(encoding, errors="backslashreplace"))
+
+
+def write_blocks(*blocks: Block) -> None:
+    """Draw blocks on standard output; see `write_result`."""
+    from tokenaudit.render.console import console_text
+
+    write_result(console_text(blocks, terminal()))
 
 
 def write_data(text: str) -> None:
@@ -150,12 +159,19 @@ def show_crash(error: Exception) -> None:
     show_problems([Problem(what, None, hint)])
 
 
+def terminal() -> Terminal:
+    """What standard output goes to."""
+    from tokenaudit.render.console import Terminal
+
+    return Terminal(terminal_width(), _wants_color(), is_unicode())
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal that standard output goes to; None for a pipe or file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def wants_color() -> bool:
+def _wants_color() -> bool:
     """Whether to colour standard output: NO_COLOR beats FORCE_COLOR beats being a terminal."""
     if os.environ.get("NO_COLOR"):
         return False

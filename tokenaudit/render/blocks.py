@@ -23,6 +23,8 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 NOTHING = "–"
 """Shown where there is no value."""
+COLUMNS_HINT = "in a wider terminal, in a pipe, or with --format csv"
+"""Where the columns are that a narrow terminal has no room for."""
 
 
 class Form(StrEnum):
@@ -189,6 +191,7 @@ class Table(Block):
         caption: what the table shows, in our own words.
         free_text: the cells of all columns do so.
         fit: how to fit it to a terminal; None: it is as wide as it is.
+        legend: what its coloured cells are, in our own words; shown where there are colours.
     """
 
     columns: Sequence[TableColumn]
@@ -196,6 +199,7 @@ class Table(Block):
     caption: str = ""
     free_text: bool = False
     fit: Fit | None = None
+    legend: str = ""
 
 
 @dataclass(slots=True, eq=False)

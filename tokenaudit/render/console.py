@@ -59,6 +59,8 @@ _STYLES = {
 _SGR = {"bold": "1", "dim": "2"} | {f"color({color})": f"38;5;{color}" for color in (GREEN, ORANGE, RED)}
 """Parameters of the terminal's escape sequences."""
 _WORD = re.compile(r"\S+")
+_NARROWEST_TEXT = 12
+"""Columns of a cell with text that is broken between words."""
 _FIRST_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
 _DEEPEST_HANG = 24
 """The widest first column below whose side the further lines of a text stand."""
@@ -192,6 +194,8 @@ def _table_parts(table: Table, terminal: Terminal) -> Iterator[str]:
     own = [position for position, column in enumerate(table.columns) if column.form in (None, Form.TERMINAL)]
     kept = own if table.fit is None else _fitting(table.columns, rows, own, fit, terminal.width)
     yield _grid(table, rows, kept, terminal)
+    if table.legend and terminal.color:
+        yield _line(table.legend, Tone.FAINT, terminal)
     if hidden:
         yield _line(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
     if fit.columns_hint and len(kept) < len(own):
@@ -207,15 +211,17 @@ def _grid(table: Table, rows: Sequence[TableRow], kept: Sequence[int], terminal:
 
     lines = box.SIMPLE_HEAD if terminal.unicode else box.ASCII
     drawn = rich_table.Table(box=lines, show_edge=False, pad_edge=False, header_style=_STYLES[Tone.STRONG])
-    for column in (table.columns[position] for position in kept):
+    columns = [table.columns[position] for position in kept]
+    width = terminal.width if table.fit else _room_for_numbers(table, terminal)
+    for column in columns:
         name = column.name if table.fit is None else _stacked(column.name)
-        drawn.add_column(name, justify=column.align, no_wrap=True)
+        drawn.add_column(name, justify=column.align, no_wrap=bool(table.fit) or column.align == "right")
     for row in rows:
         style = _STYLES[Tone.STRONG if row.is_total else row.tone]
         drawn.add_row(*(_cell(row.cells[position], terminal) for position in kept), style=style)
     console = Console(
         file=StringIO(),
-        width=terminal.width or _UNLIMITED,
+        width=width or _UNLIMITED,
         force_terminal=terminal.color,
         color_system="256" if terminal.color else None,
         legacy_windows=False,
@@ -226,6 +232,18 @@ def _grid(table: Table, rows: Sequence[TableRow], kept: Sequence[int], terminal:
     with console.capture() as captured:
         console.print(drawn, overflow="ignore", no_wrap=True, crop=False)
     return captured.get().removesuffix("\n")
+
+
+def _room_for_numbers(table: Table, terminal: Terminal) -> int | None:
+    """The terminal's width, where columns of text can be broken so that all numbers stay whole; else None."""
+    if terminal.width is None:
+        return None
+    needed = 0
+    for position, column in enumerate(table.columns):
+        texts = (column.name, *(_text(row.cells[position]) for row in table.rows))
+        widest = max(map(_columns, texts))
+        needed += 3 + (widest if column.align == "right" else min(widest, _NARROWEST_TEXT))
+    return terminal.width if needed - 3 <= terminal.width else None
 
 
 def _cut(rows: Sequence[TableRow], columns: int, fit: Fit, terminal: Terminal) -> tuple[Sequence[TableRow], int]:
@@ -245,8 +263,6 @@ def _fitting(
     """Positions of the columns that fit the terminal, labels and those first in the priority first."""
     if width is None:
         return own
-    from rich.cells import cell_len
-
     kept = {position for position in own if columns[position].is_label}
     by_name = {columns[position].name: position for position in own}
     # Columns are parted by three characters; the first has none before it.
@@ -254,7 +270,7 @@ def _fitting(
     for name in fit.priority:
         position = by_name[name]
         texts = (_text(row.cells[position]) for row in rows)
-        room -= 3 + max(cell_len(text) for text in (*_stacked(name).split("\n"), *texts))
+        room -= 3 + max(map(_columns, (*_stacked(name).split("\n"), *texts)))
         if room < 0:
             break
         kept.add(position)

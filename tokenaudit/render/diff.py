@@ -9,8 +9,10 @@ from tokenaudit.compare.metric_values import Missing
 from tokenaudit.config.toml import shown
 from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
+    COLUMNS_HINT,
     NOTHING,
     Block,
+    Fit,
     Form,
     Gap,
     Heading,
@@ -28,6 +30,7 @@ from tokenaudit.render.blocks import (
 from tokenaudit.render.exact import change_text, distinct_texts, number_text, relative_text
 
 _MOST_NAMES = 8
+_CHANGE_FIT = Fit(("A", "B", "change", "effect", "relative"), columns_hint=COLUMNS_HINT)
 _TONES = {Effect.NONE: Tone.PLAIN, Effect.BETTER: Tone.GOOD, Effect.WORSE: Tone.BAD}
 
 
@@ -45,8 +48,9 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
     summary = Paragraph(verdict(comparison), Tone.STRONG, literal=True)
     yield from only(Form.DOCUMENT, summary)
     if comparison.settings:
-        columns = [TableColumn(name, "left") for name in ("setting", "A", "B", "from")]
-        yield Table(columns, [TableRow(setting_cells(change)) for change in comparison.settings], free_text=True)
+        columns = [TableColumn(name, "left", is_label=name == "setting") for name in ("setting", "A", "B", "from")]
+        rows = [TableRow(setting_cells(change)) for change in comparison.settings]
+        yield Table(columns, rows, free_text=True, fit=Fit(("A", "B", "from")))
         yield Gap()
     totals = [change for change in comparison.totals if all_figures or change.differs]
     if totals:
@@ -74,11 +78,11 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
 
 def _change_table(label: str, rows: Sequence[tuple[str, FigureChange]], caption: str = "") -> Table:
     columns = [
-        TableColumn(label, "left"),
+        TableColumn(label, "left", is_label=True),
         *map(TableColumn, ("A", "B", "change", "relative")),
         TableColumn("effect", "left"),
     ]
-    return Table(columns, [_change_row(name, change) for name, change in rows], caption)
+    return Table(columns, [_change_row(name, change) for name, change in rows], caption, fit=_CHANGE_FIT)
 
 
 def _change_row(name: str, change: FigureChange) -> TableRow:

@@ -9,6 +9,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
 from tokenaudit.contracts.metrics import Metric, Total
 from tokenaudit.render.blocks import (
+    COLUMNS_HINT,
     NOTHING,
     Block,
     Charts,
@@ -67,6 +68,7 @@ _SIMULATED_STEP_METRICS: tuple[Metric, ...] = (
     m.EXPIRED_BATCH,
 )
 """What a table of simulated steps shows beyond that, behind it; a narrow terminal keeps them last, in this order."""
+_LEGEND = "red: the most expired_groups and dropped_tokens of a step and of a task in a step, and every shortfall"
 _STEP_PRIORITY: tuple[str, ...] = (
     m.EXPIRED_GROUPS.name,
     _DROPPED_SHARE,
@@ -217,12 +219,7 @@ def _step_table(result: Result, by_task: bool) -> Table:
     labels = [column.name for column in columns if column.is_label]
     priority = dict.fromkeys((*labels, *shortfall, *_STEP_PRIORITY, *(metric.name for metric in simulated)))
     selecting = "--steps" if result.simulation is None else "--show-steps"
-    fit = Fit(
-        tuple(priority),
-        SHOWN_ROWS,
-        f"{selecting} A..B selects some, a pipe shows all",
-        "in a wider terminal, in a pipe, or with --format csv",
-    )
+    fit = Fit(tuple(priority), SHOWN_ROWS, f"{selecting} A..B selects some, a pipe shows all", COLUMNS_HINT)
     marked = _marked_cells(result)
     rows: list[TableRow] = []
     for label, row, form in _labelled_rows(result):
@@ -230,7 +227,7 @@ def _step_table(result: Result, by_task: bool) -> Table:
             labels = [label, printable(task)] if by_task else [label]
             cells = (*labels, *_step_cells(part, row, metrics, marked))
             rows.append(TableRow(cells, is_total=row is result.totals, form=form))
-    return Table(columns, rows, fit=fit)
+    return Table(columns, rows, fit=fit, legend=_LEGEND if any(marked.values()) else "")
 
 
 def _labelled_rows(result: Result) -> Iterator[tuple[str, RowData, Form | None]]:
