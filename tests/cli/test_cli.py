@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.builders import put, take, write_log
 from tests.conftest import ROOT, SAMPLE
 from tokenaudit.contracts.metrics import METRICS, ROW_METRICS, SIMULATED_METRICS
 
-WORSE = ROOT / "sample_data" / "worse.toml"
+CONFIG, WORSE = ROOT / "sample_data" / "config.toml", ROOT / "sample_data" / "worse.toml"
 
 
 @pytest.fixture
@@ -385,6 +386,25 @@ def on_terminal(columns: int, *arguments: str) -> str:
         assert process.wait() == 0
     os.close(leader)
     return shown.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", SAMPLE),
+        ("diff", CONFIG, WORSE, "--log", SAMPLE, "--groups"),
+        ("inspect", SAMPLE),
+        ("lint", WORSE),
+        ("gate", SAMPLE, "--rule", "expired_groups <= 300"),
+        ("import", "--list"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_nothing_is_wider_than_a_narrow_terminal(arguments: tuple[object, ...]):
+    shown = on_terminal(60, *map(str, arguments)).replace("\r", "").split("\n")
+    plain = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in shown]
+    # what is one word, such as a digest of contents, stays whole
+    assert [line for line in plain if len(line) > 60 and len(line.split()) > 1 and "━" not in line] == []
 
 
 def test_a_narrow_terminal_keeps_the_telling_columns_and_says_that_there_is_more():
