@@ -27,6 +27,12 @@ def record(
     ] = False,
     append: Annotated[bool, typer.Option("--append", help="Go on behind the parts that are there.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Remove the parts that are there.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="Rank whose events these are; every line has time_us.")
+    ] = None,
+    world_size: Annotated[
+        int | None, typer.Option("--world-size", metavar="N", help="Ranks that record into the folder.")
+    ] = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -44,7 +50,16 @@ def record(
     with (
         stream,
         Recorder(
-            output, config, token_columns=token_columns, append=append, force=force, source="tokenaudit record"
+            output,
+            config,
+            token_columns=token_columns,
+            append=append,
+            force=force,
+            source="tokenaudit record",
+            rank=rank,
+            world_size=world_size,
+            # when lines arrive says nothing of when their events were
+            stamp_time=False,
         ) as recorder,
     ):
         bar = streams.on_progress()

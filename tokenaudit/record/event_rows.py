@@ -242,7 +242,7 @@ def _problems(values: Row, where: str) -> Iterator[Problem]:
             if not _is_real(value):
                 yield Problem(f"reward is {shown(value)}", where, "it is a number")
         elif name not in TOKEN_COLUMNS:
-            yield from _integer_problems(name, value, where)
+            yield from integer_problems(name, value, where)
 
 
 def _is_utf8(text: str) -> bool:
@@ -265,7 +265,8 @@ def _is_real(value: Any) -> bool:
     return True
 
 
-def _integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
+def integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
+    """What is wrong with a value that has to be an integer, 0 or more unless its column is one of ids or times."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         yield Problem(f"{name} is {shown(value)}", where, "it is an integer")
     elif name in _WIDE:

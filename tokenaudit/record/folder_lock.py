@@ -1,4 +1,7 @@
-"""A folder belongs to one recorder at a time: a lock on a file in it that ends with the process that holds it."""
+"""A folder belongs to one recorder at a time, or to one of each rank: locks that end with the process that holds them.
+
+Each is a lock on a hidden file of the folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, RecordError
+from tokenaudit.record.ranks import Rank
 
 try:
     import fcntl
@@ -16,6 +20,10 @@ except ImportError:  # no such locks on this system
     fcntl = None
 
 LOCK_NAME = ".tokenaudit-recorder.lock"
+_RANK_LOCK_NAME = ".tokenaudit-recorder-{}.lock"
+
+MIXED_HINT = "give every recorder of the folder its rank and world_size, or record into another folder"
+"""What to do where some recorders of a folder have ranks and others none."""
 
 _Inode = tuple[int, int]
 _held: dict[_Inode, int] = {}
@@ -32,19 +40,28 @@ class FolderLock:
 
     Args:
         folder: the folder, which exists.
-        name: name of the lock file, which is made there and removed when the lock is released.
+        rank: the rank that records there, or None. Its lock file is made there, and removed when the lock is released.
 
     Raises:
-        RecordError: another recorder, of this process or another one, holds the lock.
+        RecordError: another recorder, of this process or another one, holds the lock; or one with a rank holds the
+            folder where there is none, or the other way round.
         OSError: the lock file can't be made.
     """
 
-    def __init__(self, folder: Path, name: str = LOCK_NAME) -> None:
-        self._path = folder / name
+    def __init__(self, folder: Path, rank: Rank | None = None) -> None:
+        self._rank = rank
+        self._path = folder / (_RANK_LOCK_NAME.format(rank.label) if rank else LOCK_NAME)
         self._handle = -1
         self._inode: _Inode | None = None
         with _guard:
             self._acquire()
+            # after its own lock is held: of two recorders that come at once, one at least sees the other
+            others = (folder / LOCK_NAME,) if rank else folder.glob(_RANK_LOCK_NAME.format("rank*"))
+            is_mixed = any(map(_is_held, others))
+        if is_mixed:
+            self.release()
+            other = "a recorder without a rank" if rank else "a recorder of a rank"
+            raise RecordError(Problem(f"{other} writes to this folder", str(folder), MIXED_HINT))
 
     def _acquire(self) -> None:
         while True:
@@ -77,8 +94,13 @@ class FolderLock:
             warnings.warn(f"{why}: make sure that only one recorder writes there", RuntimeWarning, stacklevel=5)
 
     def _busy(self) -> RecordError:
-        hint = "record into another folder, or close the other recorder first"
-        return RecordError(Problem("another recorder writes to this folder", str(self._path.parent), hint))
+        of_rank, hint = (
+            "",
+            "record into another folder, or close the other recorder first; many ranks: give each its rank",
+        )
+        if self._rank:
+            of_rank, hint = f" of rank {self._rank.number}", "give each recorder a rank of its own"
+        return RecordError(Problem(f"another recorder{of_rank} writes to this folder", str(self._path.parent), hint))
 
     @property
     def is_valid(self) -> bool:
@@ -105,6 +127,27 @@ def _inode(path: Path) -> _Inode:
     except OSError:
         return -1, -1
     return found.st_dev, found.st_ino
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a recorder holds the lock of a file; only looked at, and never by opening one that this process holds."""
+    if _held.get(_inode(path)) == os.getpid():
+        return True
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        if fcntl is not None:
+            # many may look at the same time
+            fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def _forget_guard() -> None:

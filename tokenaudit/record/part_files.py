@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem, RecordError
-from tokenaudit.log.writer import TOKEN_COLUMNS, Row, seal, sync_folder
-from tokenaudit.record.folder_lock import FolderLock
+from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
+from tokenaudit.log.writer import TOKEN_COLUMNS, Row, log_table, seal, sync_folder, write_parquet
+from tokenaudit.record.event_rows import put_rows
+from tokenaudit.record.folder_lock import MIXED_HINT, FolderLock
+from tokenaudit.record.ranks import Rank
 
-_PART = re.compile(r"part-(\d{6,})\.parquet")
-_UNSEALED = re.compile(r"\.part-\d{6,}\.parquet(\.[0-9a-f]+)?\.tmp")
+_PART = re.compile(r"part-(?:rank(?P<rank>\d{4,})-)?(?P<number>\d{6,})\.parquet")
+_UNSEALED = re.compile(rf"\.{_PART.pattern}(\.[0-9a-f]+)?\.tmp")
 _SIZED = (*TOKEN_COLUMNS, "task_name", "finish_reason")
 PART_ELEMENTS = 16_000_000
 """Elements of token columns, characters of texts, and `ROW_COST` per row, at which a part is sealed."""
@@ -70,24 +77,51 @@ def cost_of(rows: Sequence[Row]) -> int:
     return ROW_COST * len(rows) + sum(map(len, sized))
 
 
+@cache
+def load_writer() -> None:
+    """Load whatever sealing a part needs: what Python or pyarrow import at first use can't be when a process ends."""
+    lists = {name: [1] for name in TOKEN_COLUMNS}
+    rows = put_rows([{"rollout_id": 1, "reward": 1.0} | lists], group_id=1, train_step=1)
+    for token_columns in (False, True):
+        write_parquet(log_table(rows, token_columns=token_columns, metadata={}), io.BytesIO())
+
+
+class Resumed(NamedTuple):
+    """Where the parts end behind which a recorder goes on.
+
+    Attributes:
+        event_id: their last event; 0 without any.
+        time_us: its time, at least 0; 0 where it has none.
+        clock_origin_us: microseconds of the Unix epoch at which their time is 0, if they say.
+    """
+
+    event_id: int = 0
+    time_us: int = 0
+    clock_origin_us: int | None = None
+
+
 class PartFolder:
     """Seals tables as `part-000001.parquet`, `part-000002.parquet`, … in one folder.
 
+    A rank's are `part-rank0003-000001.parquet`, …, beside those of the other ranks, which are never touched.
+
     Args:
         path: the folder; it is made if it isn't there.
+        rank: the rank whose parts these are.
         append: go on behind the parts that are there.
         force: remove the parts that are there.
 
     Raises:
         RecordError: the folder can't be used, another recorder writes to it, or it holds Parquet files and neither
-            `append` nor `force` is set.
+            `append` nor `force` is set; with ranks and without, and under two world sizes, nothing goes on.
     """
 
-    def __init__(self, path: Path, *, append: bool = False, force: bool = False) -> None:
+    def __init__(self, path: Path, rank: Rank | None = None, *, append: bool = False, force: bool = False) -> None:
         self.path = path
+        self._rank = rank
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(path)
+            self._lock = FolderLock(path, rank)
         except OSError as error:
             raise _unusable(path, error) from error
         try:
@@ -99,27 +133,53 @@ class PartFolder:
     def _prepare(self, *, append: bool, force: bool) -> None:
         """Look at what is there, and remove what may be removed."""
         path = self.path
+        own_rank = self._rank.number if self._rank else None
         try:
-            there = list(path.glob("*.parquet"))
+            names = {part: _PART.fullmatch(part.name) for part in sorted(path.glob("*.parquet"))}
             for leftover in path.iterdir():
-                if _UNSEALED.fullmatch(leftover.name):
+                if (name := _UNSEALED.fullmatch(leftover.name)) and _rank_of(name) == own_rank:
                     leftover.unlink()
-            if there and not append and not force:
+            numbers: dict[Path, int] = {}
+            others: dict[Path, int | None] = {}
+            for part, name in names.items():
+                if name is None:
+                    what = f"the folder holds {part.name}, which is no part file"
+                    raise RecordError(Problem(what, str(path), "choose another folder"))
+                if _rank_of(name) == own_rank:
+                    numbers[part] = int(name["number"])
+                else:
+                    others[part] = _rank_of(name)
+            parts = sorted(numbers, key=lambda part: numbers[part])
+            self._check_others(others)
+            self._check_world_size([*others, *([] if force else parts)])
+            if parts and not append and not force:
                 hint = "choose another folder; --append goes on behind them, --force removes them"
-                raise RecordError(Problem(f"the folder already holds {len(there)} Parquet files", str(path), hint))
-            foreign = [part.name for part in there if not _PART.fullmatch(part.name)]
-            if foreign:
-                what = f"the folder holds {foreign[0]}, which is no part file"
-                raise RecordError(Problem(what, str(path), "choose another folder"))
+                raise RecordError(Problem(f"the folder already holds {len(parts)} Parquet files", str(path), hint))
             if force:
-                for part in there:
+                for part in parts:
                     part.unlink()
-                there = []
+                parts = []
         except OSError as error:
             raise _unusable(path, error) from error
-        parts = sorted(there, key=_number)
-        self.last_event_id = _last_event_id(parts)
-        self._number = _number(parts[-1]) if parts else 0
+        self.resumed = _resumed(parts)
+        self._number = numbers[parts[-1]] if parts else 0
+
+    def _check_others(self, others: Mapping[Path, int | None]) -> None:
+        """Refuse parts that can't be one log with this recorder's: either all of a folder have ranks, or none."""
+        for part, rank in others.items():
+            if rank is None or self._rank is None:
+                what = f"the folder holds {part.name}, from a recorder {'without' if rank is None else 'with'} a rank"
+                raise RecordError(Problem(what, str(self.path), MIXED_HINT))
+
+    def _check_world_size(self, parts: Iterable[Path]) -> None:
+        """Refuse parts of another world size. Every rank does so, hence the first one that says it speaks for all."""
+        if self._rank is None:
+            return
+        found = next((size for part in parts if (size := _world_size(part)) is not None), self._rank.world_size)
+        if found != self._rank.world_size:
+            what = f"the parts that are there have a world_size of {found}, not {self._rank.world_size}"
+            hint = "record into another folder, or remove the parts of all ranks first"
+            raise RecordError(Problem(what, str(self.path), hint))
 
     def seal(self, table: pa.Table) -> Path:
         """Write the next part.
@@ -130,8 +190,9 @@ class PartFolder:
         """
         if not self._lock.is_valid:
             self._lock.release()
-            self._lock = FolderLock(self.path)
-        path = self.path / f"part-{self._number + 1:06}.parquet"
+            self._lock = FolderLock(self.path, self._rank)
+        of_rank = f"{self._rank.label}-" if self._rank else ""
+        path = self.path / f"part-{of_rank}{self._number + 1:06}.parquet"
         try:
             seal(table, path)
         except FileExistsError as error:
@@ -153,19 +214,32 @@ def _unusable(path: Path, error: OSError) -> RecordError:
     return RecordError(Problem(f"can't write here: {error.strerror or error}", str(path), "choose another folder"))
 
 
-def _number(part: Path) -> int:
-    match = _PART.fullmatch(part.name)
-    return int(match[1]) if match else 0
+def _rank_of(name: re.Match[str]) -> int | None:
+    """The rank in the name of a part."""
+    return None if name["rank"] is None else int(name["rank"])
 
 
-def _last_event_id(parts: Sequence[Path]) -> int:
-    """The last event of the last part that has one; ids never fall, so that is the largest."""
+def _world_size(part: Path) -> int | None:
+    """The world size that a part says; None where it says none, was removed by its own rank, or can't be read."""
+    with suppress(pa.ArrowException, OSError, ValueError, TypeError):
+        return int((pq.read_metadata(part).metadata or {})[META_WORLD_SIZE.encode()])
+    return None
+
+
+def _resumed(parts: Sequence[Path]) -> Resumed:
+    """The last event of the last part that has one, ids never fall, and the clock of the last part."""
+    origin: int | None = None
     for part in reversed(parts):
         try:
-            ids = pq.read_table(part, columns=["event_id"]).column(0)
-            if len(ids):
-                return int(ids[-1].as_py())
-        except (pa.ArrowException, OSError, TypeError) as error:
+            with pq.ParquetFile(part) as file:
+                metadata = file.schema_arrow.metadata or {}
+                table = file.read(columns=["event_id", "time_us"])
+            if origin is None and META_CLOCK_ORIGIN.encode() in metadata:
+                origin = int(metadata[META_CLOCK_ORIGIN.encode()])
+            if len(table):
+                time_us = table["time_us"][-1].as_py() if "time_us" in table.column_names else None
+                return Resumed(int(table["event_id"][-1].as_py()), max(0, int(time_us or 0)), origin)
+        except (pa.ArrowException, OSError, TypeError, ValueError, KeyError) as error:
             what = "can't go on behind this part: it isn't a readable log"
             raise RecordError(Problem(what, str(part), "record into another folder")) from error
-    return 0
+    return Resumed(clock_origin_us=origin)

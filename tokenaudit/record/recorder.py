@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import io
-import json
 import os
 import sys
 import threading
@@ -13,20 +11,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from functools import cache
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tokenaudit.config.loading import load_settings
-from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Problem, RecordError, TokenauditError, plural
-from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, TOKEN_COLUMNS, EventKind
+from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, EventKind
 from tokenaudit.log.files import loss_text
-from tokenaudit.log.writer import Row, log_metadata, log_table, write_parquet
+from tokenaudit.log.writer import Row, log_table
 from tokenaudit.record.event_rows import event_row, put_rows, take_rows
-from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of
+from tokenaudit.record.event_times import CallerTimes, RunClock
+from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of, load_writer
+from tokenaudit.record.part_metadata import RunConfig, clock_metadata, run_metadata
+from tokenaudit.record.ranks import checked_rank
 
 SOURCE = "tokenaudit.Recorder"
 _RETRY_SECONDS = 5.0
@@ -51,6 +49,9 @@ class _QueuedEvent(NamedTuple):
 class Recorder:
     """Writes the events of a run to `part-000001.parquet`, `part-000002.parquet`, … in a folder.
 
+    With `rank` and `world_size`, every rank of a distributed run has a recorder on the same folder, which writes
+    `part-rank0003-000001.parquet`, …; readers merge them by the clocks of the ranks.
+
     Every method only copies its arguments into a queue; a thread converts, writes and flushes. They may be called
     from any thread and from coroutines, and take effect in the order of the calls. Every sealed part is whole and
     readable, so a process that is killed loses at most what came after the last sealed part: the events of the last
@@ -60,22 +61,29 @@ class Recorder:
         path: the folder.
         config: the run's own config, as a TOML file or a mapping like it; kept in the metadata.
         token_columns: write one entry per token (versions, mask, ids, log-probabilities) in place of version runs.
-        append: go on behind the parts that are there, as a resumed run does.
-        force: remove the parts that are there.
+        append: go on behind the parts that are there, as a resumed run does; with a rank, behind its own.
+        force: remove the parts that are there; with a rank, its own.
         when_full: what happens when the queue is full.
         queue_elements: elements of lists, plus 64 per row, that may wait in the queue.
         seal_rows: rows after which a part is sealed.
         seal_seconds: seconds after which rows that wait are sealed.
         source: what the log's metadata names as its source.
+        rank: the rank that this recorder writes for, from 0.
+        world_size: how many ranks record into the folder.
+        stamp_time: give an event without `time_us` the time of its call, microseconds since the run began. Without
+            it, every event of a rank needs a `time_us` of the caller, microseconds of the Unix epoch.
+
+    Attributes:
+        clock_origin_us: microseconds of the Unix epoch at which `time_us` is 0, for a caller that gives it; or None.
 
     Raises:
-        RecordError: the folder can't be used or already holds a log; ConfigError: the config can't be used.
+        RecordError: no such rank can be, or the folder can't be used; ConfigError: the config can't be used.
     """
 
     def __init__(
         self,
         path: Path | str,
-        config: Path | str | Mapping[str, Any] | None = None,
+        config: RunConfig = None,
         *,
         token_columns: bool = False,
         append: bool = False,
@@ -85,18 +93,28 @@ class Recorder:
         seal_rows: int = 50_000,
         seal_seconds: float = 30.0,
         source: str = SOURCE,
+        rank: int | None = None,
+        world_size: int | None = None,
+        stamp_time: bool = True,
     ) -> None:
-        self._config_json = _config_json(config)
+        of_rank = checked_rank(rank, world_size)
+        metadata = run_metadata(config, source, of_rank)
         self._when_full = WhenFull(when_full)
-        self._source = source
-        _load_writer()
-        self._parts = PartFolder(Path(path), append=append, force=force)
+        load_writer()
+        self._parts = PartFolder(Path(path), of_rank, append=append, force=force)
         self._parts.sync()
         self._token_columns = token_columns
         self._queue_elements = queue_elements
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
-        self._next_id = self._parts.last_event_id + 1
+        resumed = self._parts.resumed
+        self._next_id = resumed.event_id + 1
+        if stamp_time:
+            self._times = RunClock(resumed.clock_origin_us, resumed.time_us)
+        else:
+            self._times = CallerTimes(resumed.clock_origin_us, is_required=of_rank is not None)
+        self.clock_origin_us = self._times.origin_us
+        self._metadata = metadata | clock_metadata(self.clock_origin_us)
         self._process = os.getpid()
         self._state = threading.Condition()
         self._queue: deque[_QueuedEvent] = deque()
@@ -233,13 +251,14 @@ class Recorder:
         if self._is_foreign():
             what = "the recorder belongs to another process, which this one was forked from"
             raise RecordError(Problem(what, str(self._parts.path), "make a recorder of its own for each process"))
+        called_us = self._times.now_us()
         try:
-            self._enqueue(make_rows())
+            self._enqueue(make_rows(), called_us)
         except RecordError:
             self.count_rejected()
             raise
 
-    def _enqueue(self, rows: list[Row]) -> None:
+    def _enqueue(self, rows: list[Row], called_us: int) -> None:
         cost = cost_of(rows)
         with self._state:
             while not self._has_room(cost):
@@ -248,6 +267,7 @@ class Recorder:
                     self._lose(META_DROPPED)
                     return
                 self._state.wait()
+            self._times.stamp(rows, called_us)
             self._accepted += 1
             for row in rows:
                 row["event_id"] = self._next_id
@@ -323,7 +343,7 @@ class Recorder:
         losses = self._unnoted()
         if not unsealed.rows and not losses:
             return
-        metadata = log_metadata(self._config_json, self._source) | {key: str(count) for key, count in losses.items()}
+        metadata = self._metadata | {key: str(count) for key, count in losses.items()}
         try:
             self._parts.seal(log_table(unsealed.rows, token_columns=self._token_columns, metadata=metadata))
         except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is raised in callers
@@ -335,22 +355,3 @@ class Recorder:
         self._noted += losses
         self.sealed_events += unsealed.events
         unsealed.clear()
-
-
-@cache
-def _load_writer() -> None:
-    """Load whatever sealing a part needs: what Python or pyarrow import at first use can't be when a process ends."""
-    lists = {name: [1] for name in TOKEN_COLUMNS}
-    rows = put_rows([{"rollout_id": 1, "reward": 1.0} | lists], group_id=1, train_step=1)
-    for token_columns in (False, True):
-        table = log_table(rows, token_columns=token_columns, metadata=log_metadata(None, SOURCE))
-        write_parquet(table, io.BytesIO())
-
-
-def _config_json(config: Path | str | Mapping[str, Any] | None) -> str | None:
-    """The config as the metadata holds it, with defaults filled in."""
-    if config is None:
-        return None
-    data, path = (config, None) if isinstance(config, Mapping) else (None, Path(config))
-    settings = load_settings(config_path=path, log_config=data, working_dir=Path.cwd(), isolated=True)
-    return json.dumps(resolved(settings.config))

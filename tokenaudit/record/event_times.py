@@ -1,0 +1,71 @@
+"""Where the `time_us` of events comes from: the clock, which never goes back, or the caller alone."""
+
+from __future__ import annotations
+
+import time
+
+from tokenaudit.contracts.errors import Problem, RecordError
+from tokenaudit.log.writer import Row
+
+_LATEST_US = 2**63 - 1
+
+
+class RunClock:
+    """Microseconds since a run began. The system's clock sets it once, so that a change of that one moves no event.
+
+    Attributes:
+        origin_us: microseconds of the Unix epoch at which `time_us` is 0.
+
+    Args:
+        origin_us: the same, of a run that goes on; None: such that it is `reached_us` now.
+        reached_us: the time that the run has reached already, 0 or more.
+    """
+
+    def __init__(self, origin_us: int | None, reached_us: int) -> None:
+        self._started_ns = time.monotonic_ns()
+        epoch_us = time.time_ns() // 1000
+        self.origin_us = epoch_us - reached_us if origin_us is None else origin_us
+        # the system's clock may have been set back since then, or be another host's
+        self._first_us = max(epoch_us - self.origin_us, reached_us)
+        self._latest_us = self.now_us()
+
+    def now_us(self) -> int:
+        """The time now; at most what 64 bits hold."""
+        return min(self._first_us + (time.monotonic_ns() - self._started_ns) // 1000, _LATEST_US)
+
+    def stamp(self, rows: list[Row], called_us: int) -> None:
+        """Give the rows of an event without a time that of its call, or of the event before if that was called later.
+
+        For one thread at a time, in the order of the events.
+        """
+        self._latest_us = max(self._latest_us, called_us)
+        for row in rows:
+            if row.get("time_us") is None:
+                row["time_us"] = self._latest_us
+
+
+class CallerTimes:
+    """Events have the time that the caller gives, or none.
+
+    Attributes:
+        origin_us: microseconds of the Unix epoch at which `time_us` is 0; None where nothing says it.
+
+    Args:
+        origin_us: the same, of a run that goes on.
+        is_required: every event needs a time, counted from the epoch, because that is what ranks share.
+    """
+
+    def __init__(self, origin_us: int | None, *, is_required: bool) -> None:
+        self.origin_us = 0 if is_required else origin_us
+        self._is_required = is_required
+
+    def now_us(self) -> int:
+        """No clock is read."""
+        return 0
+
+    def stamp(self, rows: list[Row], called_us: int) -> None:
+        """Raises a `RecordError` for an event that needs a time and has none."""
+        del called_us
+        if self._is_required and rows[0].get("time_us") is None:
+            hint = "give microseconds of the Unix epoch: events of ranks are merged by time"
+            raise RecordError(Problem("time_us is missing", f"the {rows[0]['event']}", hint))
