@@ -135,6 +135,19 @@ def test_another_world_size_than_that_of_the_parts_is_refused(rank: int, world_s
     assert len(names(tmp_path)) == 2
 
 
+def test_a_rank_that_records_nothing_leaves_a_part_that_says_so(tmp_path: Path):
+    for turn in range(2):
+        Recorder(tmp_path, rank=0, world_size=3, append=turn > 0).close()
+    with Recorder(tmp_path, rank=1, world_size=3) as recorder, pytest.raises(RecordError):
+        recorder.refresh(-1)
+    Recorder(tmp_path / "unranked").close()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["part-rank0000-000001.parquet"]
+    assert rows_of(tmp_path) == []
+    assert metadata_of(tmp_path / "part-rank0000-000001.parquet")[META_RANK] == "0"
+    record(tmp_path, 5, rank=0, world_size=3, append=True)
+    assert [(row["event_id"], row["train_step"]) for row in rows_of(tmp_path)] == [(1, 5)]
+
+
 def test_force_and_leftovers_are_those_of_the_own_rank(tmp_path: Path):
     for rank in (0, 1):
         for step in (1, 2):
@@ -374,6 +387,11 @@ def test_lines_of_a_rank_say_when_they_were(tmp_path: Path, run_cli):
     assert f"time_us is missing\n  at: {path}, line 1, the refresh\n  hint: give microseconds of the Unix" in ran.err
     metadata = metadata_of(tmp_path / "log" / "part-rank0001-000001.parquet")
     assert (metadata[META_RANK], metadata[META_WORLD_SIZE], metadata[META_CLOCK_ORIGIN]) == ("1", "2", "0")
+    record(tmp_path / "live", rank=1, world_size=2)
+    ran = run_cli("record", "--from-jsonl", path, "-o", "live", "--append", "--rank", "1", "--world-size", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert "microseconds after the epoch, not from the epoch" in ran.err
+    assert names(tmp_path / "live") == ["part-rank0001-000001.parquet"]
     ran = run_cli("record", "--from-jsonl", path, "-o", "log", "--rank", "2", "--world-size", "2")
     assert (ran.code, ran.out) == (2, "")
     assert "error: rank is 2 of a world_size of 2\n" in ran.err

@@ -338,7 +338,7 @@ def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: WhenFull
     monkeypatch.setattr("tokenaudit.record.part_files.seal", slow)
     recorder = Recorder(tmp_path, when_full=when_full, queue_elements=2 * 64, seal_rows=1)
     recorder.refresh(0)
-    while recorder._queued:
+    while recorder._queue:
         time.sleep(0.001)
     recorder.refresh(1)
     recorder.refresh(2)

@@ -24,7 +24,7 @@ from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
 from tokenaudit.importers.generic import unmapped_names
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS, event_row, put_rows
-from tokenaudit.record.part_files import cost_of
+from tokenaudit.record.waiting_rows import cost_of
 
 FLUSH_ELEMENTS = 4_000_000
 """Elements of token columns, plus 64 per row, that are held before they are written."""

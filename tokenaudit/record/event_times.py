@@ -6,6 +6,7 @@ import time
 
 from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.log.writer import Row
+from tokenaudit.record.ranks import Rank
 
 _LATEST_US = 2**63 - 1
 
@@ -45,19 +46,27 @@ class RunClock:
 
 
 class CallerTimes:
-    """Events have the time that the caller gives, or none.
+    """Events have the time that the caller gives. Those of a rank need one, counted from the epoch, which ranks share.
 
     Attributes:
         origin_us: microseconds of the Unix epoch at which `time_us` is 0; None where nothing says it.
 
     Args:
         origin_us: the same, of a run that goes on.
-        is_required: every event needs a time, counted from the epoch, because that is what ranks share.
+        rank: the rank, if there is one.
+
+    Raises:
+        RecordError: the rank's run, which goes on, counts from another instant.
     """
 
-    def __init__(self, origin_us: int | None, *, is_required: bool) -> None:
-        self.origin_us = 0 if is_required else origin_us
-        self._is_required = is_required
+    def __init__(self, origin_us: int | None, rank: Rank | None) -> None:
+        if rank and origin_us:
+            what = (
+                f"time_us of the rank's parts counts from {origin_us} microseconds after the epoch, not from the epoch"
+            )
+            raise RecordError(Problem(what, "the recorder", "record into another folder, or with the clock as before"))
+        self.origin_us = 0 if rank else origin_us
+        self._is_required = rank is not None
 
     def now_us(self) -> int:
         """No clock is read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -16,65 +15,13 @@ import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
-from tokenaudit.log.writer import TOKEN_COLUMNS, Row, log_table, seal, sync_folder, write_parquet
+from tokenaudit.log.writer import TOKEN_COLUMNS, log_table, seal, sync_folder, write_parquet
 from tokenaudit.record.event_rows import put_rows
 from tokenaudit.record.folder_lock import MIXED_HINT, FolderLock
 from tokenaudit.record.ranks import Rank
 
 _PART = re.compile(r"part-(?:rank(?P<rank>\d{4,})-)?(?P<number>\d{6,})\.parquet")
 _UNSEALED = re.compile(rf"\.{_PART.pattern}(\.[0-9a-f]+)?\.tmp")
-_SIZED = (*TOKEN_COLUMNS, "task_name", "finish_reason")
-PART_ELEMENTS = 16_000_000
-"""Elements of token columns, characters of texts, and `ROW_COST` per row, at which a part is sealed."""
-ROW_COST = 64
-"""What a row counts for, beside its lists, in bounds of memory."""
-
-
-class UnsealedRows:
-    """Rows that wait to be sealed.
-
-    Attributes:
-        rows: the rows, in order.
-        events: events they belong to.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the rows; they are sealed."""
-        self.rows: list[Row] = []
-        self.events = self._cost = 0
-        self._since: float | None = None
-
-    def start_clock(self) -> None:
-        """There is something to seal from now on, if there was nothing before."""
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def add(self, rows: list[Row]) -> None:
-        """Add the rows of one event."""
-        self.start_clock()
-        self.rows.extend(rows)
-        self.events += 1
-        self._cost += cost_of(rows)
-
-    def seconds_left(self, seconds: float) -> float | None:
-        """How long what is there may go on waiting, if it may wait for `seconds`; None without anything."""
-        return None if self._since is None else max(0.0, self._since + seconds - time.monotonic())
-
-    def is_due(self, rows: int, seconds: float) -> bool:
-        """Whether there are `rows` rows, or many elements, or what is there has waited for `seconds`."""
-        if self._since is None:
-            return False
-        waited = time.monotonic() - self._since
-        return len(self.rows) >= rows or self._cost >= PART_ELEMENTS or waited >= seconds
-
-
-def cost_of(rows: Sequence[Row]) -> int:
-    """What rows take in bounds of memory: their list elements, the characters of their texts, and `ROW_COST` each."""
-    sized = (row[name] for row in rows for name in _SIZED if row.get(name) is not None)
-    return ROW_COST * len(rows) + sum(map(len, sized))
 
 
 @cache
@@ -200,6 +147,11 @@ class PartFolder:
             raise FileExistsError(what) from error
         self._number += 1
         return path
+
+    @property
+    def lacks_rank(self) -> bool:
+        """Whether there is a rank and no part of it."""
+        return self._rank is not None and self._number == 0
 
     def close(self) -> None:
         """Give the folder free."""

@@ -7,14 +7,14 @@ import os
 import sys
 import threading
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from tokenaudit.contracts.errors import Problem, RecordError, TokenauditError, plural
 from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, EventKind
@@ -22,9 +22,10 @@ from tokenaudit.log.files import loss_text
 from tokenaudit.log.writer import Row, log_table
 from tokenaudit.record.event_rows import event_row, put_rows, take_rows
 from tokenaudit.record.event_times import CallerTimes, RunClock
-from tokenaudit.record.part_files import PartFolder, UnsealedRows, cost_of, load_writer
+from tokenaudit.record.part_files import PartFolder, load_writer
 from tokenaudit.record.part_metadata import RunConfig, clock_metadata, run_metadata
 from tokenaudit.record.ranks import checked_rank
+from tokenaudit.record.waiting_rows import EventQueue, UnsealedRows, cost_of
 
 SOURCE = "tokenaudit.Recorder"
 _RETRY_SECONDS = 5.0
@@ -37,13 +38,6 @@ class WhenFull(StrEnum):
     """The caller waits until the writer caught up; no event is ever lost."""
     DROP = "drop"
     """The event is dropped and counted; a gap in the event ids shows where."""
-
-
-class _QueuedEvent(NamedTuple):
-    """The rows of an event that waits in the queue, and what they count for in its bound."""
-
-    rows: list[Row]
-    cost: int
 
 
 class Recorder:
@@ -104,21 +98,21 @@ class Recorder:
         self._parts = PartFolder(Path(path), of_rank, append=append, force=force)
         self._parts.sync()
         self._token_columns = token_columns
-        self._queue_elements = queue_elements
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
         resumed = self._parts.resumed
         self._next_id = resumed.event_id + 1
-        if stamp_time:
-            self._times = RunClock(resumed.clock_origin_us, resumed.time_us)
-        else:
-            self._times = CallerTimes(resumed.clock_origin_us, is_required=of_rank is not None)
+        try:
+            origin_us = resumed.clock_origin_us
+            self._times = RunClock(origin_us, resumed.time_us) if stamp_time else CallerTimes(origin_us, of_rank)
+        except RecordError:
+            self._parts.close()
+            raise
         self.clock_origin_us = self._times.origin_us
         self._metadata = metadata | clock_metadata(self.clock_origin_us)
         self._process = os.getpid()
         self._state = threading.Condition()
-        self._queue: deque[_QueuedEvent] = deque()
-        self._queued = 0
+        self._queue = EventQueue(queue_elements)
         self._closing = False
         self._failure: Exception | None = None
         self._accepted = 0
@@ -272,8 +266,7 @@ class Recorder:
             for row in rows:
                 row["event_id"] = self._next_id
             self._next_id += 1
-            self._queue.append(_QueuedEvent(rows, cost))
-            self._queued += cost
+            self._queue.add(rows, cost)
             self._state.notify_all()
 
     def _lose(self, key: str) -> None:
@@ -292,12 +285,12 @@ class Recorder:
         return os.getpid() != self._process
 
     def _has_room(self, cost: int) -> bool:
-        """Whether an event fits the queue; one that is larger than the whole queue fits an empty one."""
+        """Whether an event fits the queue."""
         if self._closing:
             raise RecordError(Problem("the recorder is closed", str(self._parts.path), "record before close"))
         if self._failure is not None and self._when_full is WhenFull.BLOCK:
             raise self._cannot_write()
-        return self._queued == 0 or self._queued + cost <= self._queue_elements
+        return self._queue.has_room(cost)
 
     def _cannot_write(self) -> RecordError:
         failure = self._failure.summary if isinstance(self._failure, TokenauditError) else self._failure
@@ -321,6 +314,9 @@ class Recorder:
                 unsealed.add(event)
             if unsealed.is_due(self._seal_rows, self._seal_seconds) or self._is_ending():
                 self._seal(unsealed)
+        if self._parts.lacks_rank and not self._lost and self._failure is None:
+            # a rank that had nothing to record is no rank whose parts got lost
+            self._seal(unsealed, even_empty=True)
 
     def _is_ending(self) -> bool:
         with self._state:
@@ -333,15 +329,13 @@ class Recorder:
                 self._state.wait(seconds)
             if not self._queue:
                 return None
-            event = self._queue.popleft()
-            self._queued -= event.cost
             self._state.notify_all()
-            return event.rows
+            return self._queue.pop()
 
-    def _seal(self, unsealed: UnsealedRows) -> None:
+    def _seal(self, unsealed: UnsealedRows, *, even_empty: bool = False) -> None:
         """Write a part, without rows where only losses are to be noted; on failure they stay, and callers see it."""
         losses = self._unnoted()
-        if not unsealed.rows and not losses:
+        if not unsealed.rows and not losses and not even_empty:
             return
         metadata = self._metadata | {key: str(count) for key, count in losses.items()}
         try:
