@@ -426,6 +426,28 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path):
         load(path)
 
 
+@pytest.mark.parametrize("is_64", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "what"),
+    [(250_001, "250001 entries in the archive, where up to 250000"), (1_500_000, "a list of entries of 69000000 bytes")],
+)
+def test_an_archive_of_too_many_entries_is_refused_before_they_are_read(
+    entries: int, what: str, is_64: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its counts may lie: here they say that there is one."""
+    monkeypatch.setattr(zipfile.ZipInfo, "__init__", None)
+    listed = (b"PK\x01\x02" + bytes(42)) * entries
+    if is_64:
+        numbers = struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1, 1, len(listed), 0)
+        end = b"PK\x06\x06" + numbers + b"PK\x06\x07" + struct.pack("<IQI", 0, len(listed), 1)
+        end += b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
+    else:
+        end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(listed), 0, 0)
+    (tmp_path / "x.pt").write_bytes(listed + end)
+    with pytest.raises(SourceError, match=what):
+        load(tmp_path / "x.pt")
+
+
 @pytest.mark.parametrize("place", [2**31, 2**62, 2**64 - 1])
 def test_an_entry_before_the_beginning_or_behind_the_end_is_refused(place: int, tmp_path: Path):
     torch.save([1], tmp_path / "x.pt")

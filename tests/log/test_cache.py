@@ -196,6 +196,15 @@ def test_a_cache_inside_the_folder_of_its_log_is_no_part_of_the_log(tmp_path: Pa
     assert notes == []
 
 
+def test_a_folder_that_can_not_be_looked_at_is_only_noted(tmp_path: Path, notes: list[str]):
+    """As one of another user, which root may look at: so this one has a name that no file system takes."""
+    folder, log = tmp_path / ("x" * 300), open_log([CASES[0]])
+    assert_same(DigestCache(folder, notes.append).read_digest(log), read_digest(log))
+    assert len(notes) == 2
+    assert "File name too long" in notes[0]
+    assert notes[1].startswith(f"note: the digest isn't kept in {folder}")
+
+
 def test_a_folder_that_can_not_be_written_is_only_noted(tmp_path: Path, notes: list[str]):
     (tmp_path / "file").write_text("")
     log = open_log([CASES[0]])

@@ -35,6 +35,7 @@ _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
 """What of a Parquet file is decoded at once: a small file of a billion equal values must not blow up memory."""
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_UNREADABLE_PARQUET = "copy the file again, or update pyarrow, which reads more columns than before"
 _DELTA_ENCODINGS = frozenset({"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"})
 _OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 """How torch.save began before it wrote archives."""
@@ -222,7 +223,7 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
         context.advance(path.stat().st_size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         what = f"can't read: {str(error).splitlines()[0]}"
-        raise SourceError(Problem(what, str(path), "copy the file again")) from error
+        raise SourceError(Problem(what, str(path), _UNREADABLE_PARQUET)) from error
 
 
 def _delta_texts(footer: pq.FileMetaData, texts: Collection[str]) -> set[str]:

@@ -87,9 +87,9 @@ class DigestCache:
         return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}{_SUFFIX}"
 
     def _load(self, path: Path) -> Digest | None:
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             return _decoded(pq.read_table(path, use_threads=False))
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
             self._on_note(f"note: {path} is passed over and made anew: {str(error).splitlines()[0]}")

@@ -36,8 +36,11 @@ _LANE_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 """How much of a column is read from a file at a time; without it pyarrow reads whole column chunks."""
 
-_NOT_IMPLEMENTED = "Not yet implemented"
-_ENCODE_OTHERWISE = "write the file again with another encoding of its columns, such as the writer's default"
+_NOT_DECODABLE = ("Not yet implemented", "Expected all lists to be of size")
+"""What pyarrow says of valid files; the second before version 26, of nulls among lists of a fixed size."""
+_ENCODE_OTHERWISE = (
+    "update pyarrow, or write the file again with another encoding of its columns, such as the writer's default"
+)
 
 _OTHER_EVENTS = frozenset(kind.value for kind in EventKind if kind is not EventKind.PUT)
 
@@ -161,7 +164,7 @@ def piece_batches(piece: Piece, columns: Sequence[str], *, by_column: bool = Fal
             raise LogError(Problem(f"damaged Parquet file: {missing} rows are missing", where, COPY_AGAIN))
     except (pa.ArrowException, OSError) as error:
         where, what = f"{file.path}, behind row {first_row}", first_line(error)
-        if what.startswith(_NOT_IMPLEMENTED):
+        if what.startswith(_NOT_DECODABLE):
             raise LogError(Problem(f"pyarrow can't decode a column: {what}", where, _ENCODE_OTHERWISE)) from error
         raise LogError(Problem(f"damaged Parquet file: {what}", where, COPY_AGAIN)) from error
 

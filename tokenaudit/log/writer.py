@@ -66,7 +66,12 @@ def column_type(name: str) -> pa.DataType:
 
 def element_type(name: str) -> np.dtype[Any]:
     """The type of the elements of a token column, as it is written."""
-    return np.dtype(_TYPES[name].value_type.to_pandas_dtype())
+    return _element_type(_TYPES[name])
+
+
+def _element_type(list_type: pa.DataType) -> np.dtype[Any]:
+    # pyarrow before 26 needs pandas for `to_pandas_dtype`
+    return pa.array([], type=list_type.value_type).to_numpy().dtype
 
 
 def log_metadata(config_json: str | None, source: str, limits: Sequence[str] = ()) -> dict[str, str]:
@@ -111,7 +116,7 @@ def _column(field: pa.Field, rows: Sequence[Row]) -> pa.Array:
 
 def _list_column(values: Sequence[Any], list_type: pa.DataType) -> pa.Array:
     present = [value for value in values if value is not None]
-    dtype = np.dtype(list_type.value_type.to_pandas_dtype())
+    dtype = _element_type(list_type)
     flat = np.concatenate(present, dtype=dtype, casting="unsafe") if present else np.zeros(0, dtype=dtype)
     return pa.ListArray.from_arrays(_offsets(values), pa.array(flat), type=list_type)
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 from tokenaudit.importers.pickles.arrays import BFLOAT16, LazyArray, element_bytes, last_element, tensor_shape
 from tokenaudit.importers.pickles.machine import Machine
 from tokenaudit.importers.pickles.source import Source, unreadable
 from tokenaudit.importers.pickles.values import Limits, OpaqueObject, PickleFault
 
-_MAX_ENTRIES = 1_000_000
-"""Entries that an archive may have."""
+_MAX_ENTRIES = 250_000
+"""Entries that an archive may have; reading them takes seconds."""
+_MAX_DIRECTORY = 256 * _MAX_ENTRIES
+"""Bytes that the list of the entries may take."""
+_ENTRY = b"PK\x01\x02"
+"""How an entry of that list begins."""
 _MAX_NAME = 4096
 
 _KINDS: dict[str, str] = {
@@ -49,6 +54,30 @@ class _Entry(NamedTuple):
     header: int
     size: int
     is_plain: bool
+
+
+class _BoundedDirectory:
+    """The file of an archive, for `zipfile`: its list of entries, which is read in one piece, is bounded before use.
+
+    Args:
+        file: the file.
+        fault: makes an error of what is wrong.
+    """
+
+    def __init__(self, file: BinaryIO, fault: Callable[[str], Exception]) -> None:
+        self._file = file
+        self._fault = fault
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Like `BinaryIO.read`. Raises the fault for more than an archive may list."""
+        if size > _MAX_DIRECTORY:
+            raise self._fault(f"a list of entries of {size} bytes in the archive")
+        data = self._file.read(size)
+        entries = data.count(_ENTRY)
+        if entries > _MAX_ENTRIES:
+            raise self._fault(f"{entries} entries in the archive, where up to {_MAX_ENTRIES} are read")
+        return data
 
 
 class TorchFile:
@@ -109,12 +138,10 @@ class TorchFile:
     def _read_entries(self) -> dict[str, _Entry]:
         """The entries by name."""
         try:
-            with zipfile.ZipFile(self._file) as archive:
+            with zipfile.ZipFile(cast(BinaryIO, _BoundedDirectory(self._file, self.source.fault))) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
             raise self.source.fault(f"not a file of torch.save: {error}") from error
-        if len(infos) > _MAX_ENTRIES:
-            raise self.source.fault(f"{len(infos)} entries in the archive")
         names = [info.filename for info in infos if len(info.filename) < _MAX_NAME]
         pickles = [name for name in names if name.endswith("data.pkl")]
         if len(pickles) != 1:
