@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -376,6 +377,55 @@ def test_annotations_stand_at_the_rule(log: Path, tmp_path: Path, run_cli: Run):
         "artifactLocation": {"uri": "ci/gate.toml"},
         "region": {"startLine": 3},
     }
+
+
+@pytest.mark.parametrize("root", ["git", "variable", "none", "elsewhere"])
+def test_places_are_named_from_the_root_of_the_repository(
+    root: str, log: Path, tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "trainer" / "ci"
+    folder.mkdir(parents=True)
+    (folder / "gate.toml").write_text("[gate]\nrules = [\n  'expired_groups <= 0',\n]\n")
+    if root == "git":
+        (tmp_path / ".git").write_text("gitdir: as in a worktree")
+    elif root != "none":
+        (tmp_path / "trainer" / "link").symlink_to(tmp_path, target_is_directory=True)
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / ("trainer/link" if root == "variable" else "other")))
+    monkeypatch.chdir(tmp_path / "trainer")
+    is_below = root in ("git", "variable")
+    rule = "trainer/ci/gate.toml" if is_below else "ci/gate.toml"
+    arguments = ("gate", log, "--rules", "ci/gate.toml", "--rule", "taken_groups <= 0")
+    assert f"::error file={rule},line=3," in run_cli(*arguments, "--format", "github").out
+    sarif = json.loads(run_cli(*arguments, "--format", "sarif").out)
+    places = [result["locations"][0]["physicalLocation"] for result in sarif["runs"][0]["results"]]
+    found = {place["artifactLocation"]["uri"]: place["region"]["startLine"] for place in places}
+    assert found == {rule: 3, log.relative_to(tmp_path).as_posix() if is_below else log.as_posix(): 1}
+
+
+@pytest.mark.parametrize("name", ["::error::x", "  ::error::x", "##vso[task.complete]x", "a ##[error]x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", "--by-task"),
+        ("replay", "--by-task", "--format", "json"),
+        ("replay", "--by-task", "--format", "csv"),
+        ("replay", "--by-task", "--format", "markdown"),
+        ("inspect",),
+        ("inspect", "--format", "json"),
+        ("explain", "--step", "1"),
+        ("gate", "--rule", "taken_groups{task=*} <= 0"),
+        ("gate", "--rule", "taken_groups{task=?} <= 0"),
+        ("audit", "--format", "csv"),
+    ],
+    ids=" ".join,
+)
+def test_no_name_becomes_a_command_of_a_ci_job(name: str, command: tuple[str, ...], tmp_path: Path, run_cli: Run):
+    rows = [row | {"task_name": name} for row in two_steps()]
+    ran = run_cli(command[0], write_log(tmp_path / "log.parquet", rows), *command[1:])
+    lines = [*ran.out.splitlines(), *ran.err.splitlines()]
+    assert [line for line in lines if line.lstrip().startswith("::") or re.search(r"##(vso)?\[", line)] == []
+    if "json" in command:
+        assert name in json.dumps(json.loads(ran.out), ensure_ascii=False)
 
 
 def test_the_job_summary_is_appended_to_and_stays_within_its_size(

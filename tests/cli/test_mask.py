@@ -71,6 +71,16 @@ TAKEN = [
 ]
 
 
+def test_names_of_tasks_are_plain_strings_as_in_the_log(log: Path, run_cli, tmp_path: Path):
+    import polars as pl
+
+    assert run_cli("mask", log, "-o", "masks.parquet", "--device", "cpu", "--isolated").code == 0
+    assert pq.read_schema("masks.parquet").field("task_name").type == pa.string()
+    named = pl.read_parquet(log).filter(pl.col("event") == "put").with_columns(task_name=pl.lit("default"))
+    keys = ["task_name", "group_id", "rollout_id"]
+    assert named.join(pl.read_parquet("masks.parquet"), on=keys).height > 0
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Four groups taken at step 2: with a mask, agentic, in segments, empty; a fifth is left, and expires."""

@@ -16,7 +16,8 @@ from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import detected
 
 needs_nulls_among_fixed_lists = pytest.mark.skipif(
-    int(pa.__version__.partition(".")[0]) < 26, reason="pyarrow before 26 doesn't read nulls among lists of a fixed size"
+    int(pa.__version__.partition(".")[0]) < 26,
+    reason="pyarrow before 26 reads no nulls in lists of a fixed size",
 )
 
 BATCH = "timeline.train_batch_size=1"
@@ -346,6 +347,17 @@ def test_any_table_with_mapped_names(suffix: str, tmp_path: Path):
     result = log.replayed("policy.max_staleness=1", BATCH)
     # versions 3 and 2 at step 4 have staleness 0 and 1, version 4 at step 5 has 0
     assert total(result, "trained_tokens", "seq_staleness_max", "raw_rewards_sum") == [14, 1, 1.0]
+
+
+def test_ids_made_of_texts_are_kept_by_json_and_floats(tmp_path: Path):
+    names = [f"group-{number}" for number in range(200)]
+    rows = [{"group_id": name, "train_step": 1, "response_len": 1} for name in names]
+    log = imported("generic", jsonl(tmp_path / "mine.jsonl", *rows))
+    ids = log.column("group_id")
+    assert len(set(ids)) == 200
+    assert max(ids) < 2**53
+    assert max(ids) > 2**51
+    assert [int(float(number)) for number in ids] == ids
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,10 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path):
 @pytest.mark.parametrize("is_64", [False, True])
 @pytest.mark.parametrize(
     ("entries", "what"),
-    [(250_001, "250001 entries in the archive, where up to 250000"), (1_500_000, "a list of entries of 69000000 bytes")],
+    [
+        (250_001, "250001 entries in the archive, where"),
+        (1_500_000, "list of entries of 69000000 bytes"),
+    ],
 )
 def test_an_archive_of_too_many_entries_is_refused_before_they_are_read(
     entries: int, what: str, is_64: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

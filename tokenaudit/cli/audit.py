@@ -21,7 +21,7 @@ from tokenaudit.cli.options import (
     run_request,
 )
 from tokenaudit.contracts.errors import Problem, ResultError, UsageError
-from tokenaudit.contracts.files import read_bounded
+from tokenaudit.contracts.files import from_repository_root, read_bounded
 
 if TYPE_CHECKING:
     from tokenaudit.audit.report import AuditReport
@@ -102,7 +102,7 @@ def audit(
     if known is not None:
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)
-    emit(_renderers(report, log[0].as_posix(), max_findings), format_, outputs, SUFFIXES)
+    emit(_renderers(report, from_repository_root(log[0].as_posix()), max_findings), format_, outputs, SUFFIXES)
     code = report.exit_code(exit_zero=exit_zero)
     if code:
         raise typer.Exit(code)

@@ -102,7 +102,7 @@ def workload(
         "quarantined_groups": loaded.quarantined[0],
     }
     if format_ is OverviewFormat.JSON:
-        streams.write_data(json.dumps(facts, indent=1) + "\n")
+        streams.write_json(json.dumps(facts, indent=1) + "\n")
     else:
         pairs = Pairs([(name, f"{value:,}") for name, value in facts.items()])
         streams.write_blocks(pairs)

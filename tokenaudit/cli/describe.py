@@ -46,7 +46,7 @@ def inspect(
 
     view = inspect_log(run_request(log, cache=cache))
     if format_ is OverviewFormat.JSON:
-        streams.write_data(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
+        streams.write_json(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
     else:
         streams.write_blocks(*overview_blocks(view))
 

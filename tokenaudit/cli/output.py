@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
-from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError, without_commands
 from tokenaudit.contracts.files import write_files
 from tokenaudit.log.files import log_files
 from tokenaudit.render.console import NO_TERMINAL, Terminal, console_text
@@ -112,8 +112,14 @@ def emit(
     write_files([*((path, _encoded(content)) for path, content in contents), *further])
     if job_summary is not None:
         _append_summary(job_summary, str(renderers["markdown"](NO_TERMINAL)))
-    write = streams.write_result if stdout_format == Format.TABLE else streams.write_data
-    write(text)
+    if stdout_format == Format.JSON:
+        streams.write_json(text)
+    elif stdout_format == Format.TABLE:
+        streams.write_result(text)
+    elif stdout_format == Format.MARKDOWN:
+        streams.write_data(without_commands(text))
+    else:
+        streams.write_data(text)
 
 
 def _encoded(content: str | bytes) -> bytes:

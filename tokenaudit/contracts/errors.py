@@ -6,6 +6,7 @@ Two rooms have a word of their own: a fault is what is wrong with a row of a log
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -165,6 +166,17 @@ def printable(text: str) -> str:
     """Text from a file, safe to show: control and other unprintable characters as escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
+
+def without_commands(text: str) -> str:
+    """Lines of text in which names from files can't pass for commands to what runs a CI job.
+
+    GitHub obeys lines that begin with `::`, it and Azure Pipelines `##[` and `##vso[` anywhere in a line.
+    """
+    return _COMMAND_IN_LINE.sub(" ", _COMMAND_LINE.sub("'", text))
+
+
+_COMMAND_LINE = re.compile(r"^(?=[^\S\n]*::)", re.MULTILINE)
+_COMMAND_IN_LINE = re.compile(r"(?<=##)(?=(?:vso)?\[)", re.IGNORECASE)
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, files read whole within a limit, and files that are named twice."""
+"""Files that appear whole or not at all, that are read within a limit or named twice, and where they lie."""
 
 from __future__ import annotations
 
@@ -40,6 +40,21 @@ def named_twice(paths: Sequence[Path], whole: str) -> Iterator[Problem]:
         if place in seen:
             yield Problem("the file is named twice", str(path), f"name every file of a {whole} once")
         seen.add(place)
+
+
+def from_repository_root(path: str) -> str:
+    """A path from the root of the repository, which CI systems want; as it is where it lies elsewhere.
+
+    The root is what `GITHUB_WORKSPACE` names, else the nearest folder above with a `.git`, else the working folder.
+    """
+    here, workspace = Path.cwd(), os.environ.get("GITHUB_WORKSPACE")
+    above = (folder for folder in (here, *here.parents) if (folder / ".git").exists())
+    root = Path(workspace).resolve() if workspace else next(above, here)
+    # links in the repository keep their names, those to it are followed
+    for place in (Path(os.path.normpath(here / path)), Path(path).resolve()):
+        if place.is_relative_to(root):
+            return place.relative_to(root).as_posix()
+    return path
 
 
 @contextmanager

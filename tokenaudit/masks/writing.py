@@ -65,7 +65,7 @@ def mask_schema(metadata: dict[str, str]) -> pa.Schema:
     """The columns of a file of masks."""
     fields: dict[str, pa.DataType] = {
         "train_step": pa.int32(),
-        "task_name": pa.dictionary(pa.int32(), pa.string()),
+        "task_name": pa.string(),
         "group_id": pa.int64(),
         "rollout_id": pa.int64(),
         "segment": pa.int32(),
@@ -219,7 +219,7 @@ def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schem
     tasks = pa.DictionaryArray.from_arrays(plan.task[entries].astype(np.int32), pa.array(plan.tasks, pa.string()))
     columns: dict[str, Any] = {
         "train_step": plan.train_step[entries].astype(np.int32),
-        "task_name": tasks,
+        "task_name": tasks.cast(pa.string()),
         "group_id": plan.group_id[entries],
         "rollout_id": plan.rollout_id[entries],
         "segment": plan.segment[entries].astype(np.int32),

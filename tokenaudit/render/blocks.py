@@ -12,7 +12,7 @@ from enum import Enum, StrEnum, auto
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import printable, without_commands
 from tokenaudit.contracts.metrics import Metric, Unit
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def share_text(part: int, whole: int) -> str:
 
 def csv_cell(text: str) -> str:
     """Text from a file for a cell of CSV: nothing that a terminal obeys, nor that a spreadsheet would run."""
-    plain = printable(text)
+    plain = without_commands(printable(text))
     return f"'{plain}" if text.startswith(_FORMULA_STARTS) else plain
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import printable, without_commands
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
@@ -22,9 +22,16 @@ _CUT = "\n\n*cut here: a job summary holds 1 MiB*\n"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 
 
-def gate_github(report: GateReport, *, all_rules: bool = False) -> str:
-    """Annotations and the report as text, with a line feed at the end."""
-    return _job_text(_gate_annotations(report), console_text(gate.gate_blocks(report, all_rules=all_rules)))
+def gate_github(report: GateReport, place: Callable[[str], str] = str, *, all_rules: bool = False) -> str:
+    """Annotations and the report as text, with a line feed at the end.
+
+    Args:
+        report: the gate's report.
+        place: makes paths such as GitHub looks for.
+        all_rules: show every rule that passed.
+    """
+    text = console_text(gate.gate_blocks(report, all_rules=all_rules))
+    return _job_text(_gate_annotations(report, place), text)
 
 
 def audit_github(report: AuditReport, log_path: str, *, most: int) -> str:
@@ -32,23 +39,25 @@ def audit_github(report: AuditReport, log_path: str, *, most: int) -> str:
     return _job_text(_audit_annotations(report, log_path), console_text(audit.audit_blocks(report, most=most)))
 
 
-def _gate_annotations(report: GateReport) -> Iterator[str]:
+def _gate_annotations(report: GateReport, place: Callable[[str], str]) -> Iterator[str]:
     settings = gate.settings_line(report)
     if settings:
         yield _annotation("notice", settings, {"title": "tokenaudit gate"})
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
     for level in Level:
         verdicts = [verdict for verdict in shown if verdict.rule.level is level]
-        yield from _limited(level, map(_verdict_annotation, verdicts), len(verdicts), "tokenaudit gate", "rule")
+        annotations = (_verdict_annotation(verdict, place) for verdict in verdicts)
+        yield from _limited(level, annotations, len(verdicts), "tokenaudit gate", "rule")
     improved = gate.improvement_line(report)
     if improved:
         yield _annotation("notice", improved, {"title": "tokenaudit gate"})
 
 
-def _verdict_annotation(verdict: Verdict) -> str:
+def _verdict_annotation(verdict: Verdict, place: Callable[[str], str]) -> str:
     origin = verdict.located.origin
     line = None if origin.line is None else str(origin.line)
-    properties = {"file": origin.path, "line": line, "title": str(verdict.rule)}
+    path = None if origin.path is None else place(origin.path)
+    properties = {"file": path, "line": line, "title": str(verdict.rule)}
     return _annotation(verdict.rule.level, gate.message(verdict, ". "), properties)
 
 
@@ -87,13 +96,7 @@ def _property(text: str) -> str:
 
 def _job_text(annotations: Iterable[str], text: str) -> str:
     """Annotations and a report as text, with a line feed at the end."""
-    return "".join(f"{line}\n" for line in (*annotations, *map(_harmless, text.splitlines())))
-
-
-def _harmless(line: str) -> str:
-    """A line of text in which names from files can't pass for commands to the job's runner."""
-    line = line.replace("##[", "## [")
-    return f"'{line}" if line.lstrip().startswith("::") else line
+    return "".join(f"{line}\n" for line in annotations) + without_commands(text)
 
 
 def summary_part(text: str, room: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -26,19 +26,23 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": 
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def gate_sarif(report: GateReport, judged: str) -> str:
+def gate_sarif(report: GateReport, judged: str, place: Callable[[str], str] = str) -> str:
     """The SARIF log, with a line feed at the end.
 
     Args:
         report: the gate's report.
         judged: the file that was judged, where findings of rules without a file are placed.
+        place: makes paths from the root of the repository.
     """
     # Verdicts that passed come last, so a finding has the index of its rule.
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
     settings = gate.settings_line(report)
     return _log(
         [_gate_rule(verdict) for verdict in report.verdicts],
-        [_verdict_result(index, verdict, judged) for index, verdict in enumerate(shown)],
+        [
+            _verdict_result(index, verdict, place(verdict.located.origin.path or judged))
+            for index, verdict in enumerate(shown)
+        ],
         [_notification(index, verdict) for index, verdict in enumerate(shown) if verdict.outcome is Outcome.NOT_JUDGED],
         [{"level": "note", "message": _message(settings)}] if settings else [],
         successful=not report.count(Outcome.NOT_JUDGED, Level.ERROR),
@@ -78,9 +82,8 @@ def _gate_rule(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _verdict_result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]:
+def _verdict_result(index: int, verdict: Verdict, path: str) -> dict[str, Any]:
     is_judged = verdict.outcome is Outcome.FAILED
-    origin = verdict.located.origin
     return {
         "ruleId": _id(verdict),
         "ruleIndex": index,
@@ -88,7 +91,7 @@ def _verdict_result(index: int, verdict: Verdict, judged: str) -> dict[str, Any]
         "kind": "fail" if is_judged else "open",
         "level": str(verdict.rule.level) if is_judged else "none",
         "message": _message(gate.message(verdict, ". ")),
-        "locations": [_location(origin.path or judged, origin.line or 1)],
+        "locations": [_location(path, verdict.located.origin.line or 1)],
         "partialFingerprints": {"rule/v1": _fingerprint(str(verdict.rule))},
     }
 
