@@ -521,4 +521,8 @@ def test_the_pre_commit_hook_runs_the_gate():
     hooks = (SAMPLE.parent.parent / ".pre-commit-hooks.yaml").read_text()
     scripts = tomllib.loads((SAMPLE.parent.parent / "pyproject.toml").read_text())["project"]["scripts"]
     assert "entry: tokenaudit gate\n" in hooks
+    (pattern,) = re.findall(r"files: (.*)\n", hooks)
+    for name in ("async.toml", "runs/reference.parquet", "runs/baseline.json"):
+        assert re.search(pattern, name)
+    assert not re.search(pattern, "train.py")
     assert "tokenaudit" in scripts
