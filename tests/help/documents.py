@@ -135,6 +135,11 @@ def _explain_output() -> str:
 
 
 @cache
+def _explain_log_output() -> str:
+    return _printed("explain", SAMPLE.relative_to(ROOT))
+
+
+@cache
 def _diff_output() -> str:
     return _printed("diff", *CONFIGS, "--log", SAMPLE)
 
@@ -234,6 +239,7 @@ PARTS: dict[str, Callable[[], str]] = {
         excerpt(_sample_output(), ("rollouts.parquet", "3 "), ("30 ", "total "), ("tail", "with"))
     ),
     "worse-output": lambda: shown(_output("sample_data/worse.toml", (26, 30))),
+    "explain-log-output": lambda: shown(_explain_log_output()),
     "explain-output": lambda: shown(_explain_output()),
     "explain-excerpt": lambda: shown(excerpt(_explain_output(), ("step 12   expired", "bound"))),
     "diff-output": lambda: shown(_diff_output()),

@@ -17,8 +17,9 @@ from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.audit import audit
 from tokenaudit.cli.convert import compact, workload
-from tokenaudit.cli.describe import explain, inspect, lint
+from tokenaudit.cli.describe import inspect, lint
 from tokenaudit.cli.diff import diff
+from tokenaudit.cli.explain import explain
 from tokenaudit.cli.gate import gate
 from tokenaudit.cli.help import help_
 from tokenaudit.cli.import_ import import_
@@ -46,7 +47,7 @@ app.command(epilog="Example: tokenaudit replay sample_data/rollouts.parquet -s t
     replay
 )
 app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
-app.command(epilog="Example: tokenaudit explain rollouts.parquet --group math/12 -c async.toml")(explain)
+app.command(epilog="Example: tokenaudit explain rollouts.parquet -c async.toml")(explain)
 app.command(epilog="Example: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2")(
     simulate
 )

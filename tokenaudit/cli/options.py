@@ -229,11 +229,16 @@ def with_command(notices: Iterable[Notice], request: RunRequest, command: Sequen
     """
     from tokenaudit.replay.notices import COUNTERFACTUAL
 
+    run = command_text(request, command)
+    return [replace(notice, cost=f"Run {run}") if notice.code == COUNTERFACTUAL else notice for notice in notices]
+
+
+def command_text(request: RunRequest, command: Sequence[str]) -> str:
+    """A command that runs a request's config and options; see `with_command`."""
     options = [*(["-c", str(request.config)] if isinstance(request.config, Path) else [])]
     options += [part for text in request.overrides for part in ("-s", text)]
     options += [flag for flag in ("--isolated", "--quarantine") if flag in flags_for_logs(request)]
-    run = shlex.join(["tokenaudit", *command, *options])
-    return [replace(notice, cost=f"Run {run}") if notice.code == COUNTERFACTUAL else notice for notice in notices]
+    return shlex.join(["tokenaudit", *command, *options])
 
 
 def stuck_problems(stuck: Iterable[StuckTask]) -> Iterator[Problem]:

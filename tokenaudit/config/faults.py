@@ -39,7 +39,7 @@ def config_problems(error: ValidationError, data: Mapping[str, Any], source: str
     return problems
 
 
-_SECTIONS: dict[str, type[Section]] = {
+SECTIONS: dict[str, type[Section]] = {
     "timeline": Timeline,
     "buffer": Buffer,
     "policy": Policy,
@@ -48,8 +48,8 @@ _SECTIONS: dict[str, type[Section]] = {
 _ENUMS: dict[tuple[str, ...], type[StrEnum]] = {("mode",): Mode, ("buffer", "replay_policy"): ReplayPolicy}
 _HOMES = (
     dict.fromkeys(Task.model_fields, "[tasks.NAME]")
-    | {name: f"[{section}]" for section, model in _SECTIONS.items() for name in model.model_fields}
-    | {section: f"the top level, as [{section}]" for section in _SECTIONS}
+    | {name: f"[{section}]" for section, model in SECTIONS.items() for name in model.model_fields}
+    | {section: f"the top level, as [{section}]" for section in SECTIONS}
     | {"mode": "the top of the file, before any section", "tasks": "the top level, as [tasks.NAME]"}
 )
 
@@ -70,7 +70,7 @@ def _model_of(path: tuple[str, ...]) -> type[Section]:
     """The section that holds the key at `path`."""
     if len(path) == 1:
         return Config
-    return Task if path[0] == "tasks" else _SECTIONS[path[0]]
+    return Task if path[0] == "tasks" else SECTIONS[path[0]]
 
 
 def _unknown_key(path: tuple[str, ...], data: Mapping[str, Any], source: str) -> Problem:
@@ -97,19 +97,20 @@ def _unknown_hint(path: tuple[str, ...], is_section: bool) -> str:
 
 def _wrong_value(path: tuple[str, ...], data: Mapping[str, Any], source: str) -> Problem:
     value = _value_at(data, path)
-    allowed = _allowed_at(path)
+    allowed = allowed_at(path)
     what = f"{dotted(path[-1:])} is {shown(value)}; it must be {allowed.text}"
     return Problem(what, f"{source}: {dotted(path)}", _value_hint(path, value) or allowed.hint)
 
 
-def _allowed_at(path: tuple[str, ...]) -> Allowed:
+def allowed_at(path: tuple[str, ...]) -> Allowed:
+    """What the key at `path` may hold."""
     match path:
         case ("tasks",):
             return Allowed("sections, [tasks.NAME]")
         case ("tasks", name):
             hint = f"{name} belongs to [tasks.NAME]" if name in Task.model_fields else None
             return Allowed(f"a section, [{dotted(path)}]", hint)
-        case (section,) if section in _SECTIONS:
+        case (section,) if section in SECTIONS:
             return Allowed(f"a section, [{section}]")
     return _allowed_values(_model_of(path))[path[-1]]
 
@@ -118,7 +119,7 @@ def _allowed_at(path: tuple[str, ...]) -> Allowed:
 def _allowed_values(model: type[Section]) -> dict[str, Allowed]:
     hints = get_type_hints(model, include_extras=True)
     return {
-        name: next(_notes_in(hints[name])) for name in model.model_fields if name not in _SECTIONS and name != "tasks"
+        name: next(_notes_in(hints[name])) for name in model.model_fields if name not in SECTIONS and name != "tasks"
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tokenaudit.config.limits import deciding_key
 from tokenaudit.config.model import Config, Policy, TaskPolicy
 from tokenaudit.config.toml import dotted
 from tokenaudit.contracts.errors import Notice
@@ -90,7 +91,7 @@ def _check_tasks(check: _Check, config: Config, names: Sequence[str | None]) -> 
             check.code,
             _for_tasks(message, sharing),
             cost,
-            tuple(dict.fromkeys(_key(config, name, key) for name in sharing for key in check.keys)),
+            tuple(dict.fromkeys(deciding_key(config, name, key) for name in sharing for key in check.keys)),
             tuple(name for name in sharing if name is not None),
         )
         for (message, cost), sharing in sharing_tasks.items()
@@ -109,15 +110,6 @@ def _for_tasks(message: str, names: Sequence[str | None]) -> str:
     if tasks:
         parts.append(f"task{'s' if len(tasks) > 1 else ''} {', '.join(tasks)}")
     return f"{' and '.join(parts)}: {message}"
-
-
-def _key(config: Config, task_name: str | None, key: str) -> str:
-    """The dotted key that decides a value of a task."""
-    if key not in Policy.model_fields:
-        return f"timeline.{key}"
-    if task_name in config.tasks and getattr(config.tasks[task_name], key) is not None:
-        return dotted(("tasks", task_name, key))
-    return f"policy.{key}"
 
 
 def _token_rule_without_effect(policy: TaskPolicy, interval: int) -> tuple[str, str] | None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNLIMITED = 100_000
-_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x", "→": ">"})
+_TO_ASCII = str.maketrans({"─": "-", "·": "|", "–": "-", "…": ".", "×": "x", "→": ">", "█": "#", "▒": "s"})
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = "_.:-=+*#"
 _BAR_WIDTH = 24

@@ -7,20 +7,19 @@ from collections.abc import Iterator, Sequence
 from tokenaudit.audit.rule import AuditRule
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
-from tokenaudit.contracts.metrics import Metric
+from tokenaudit.contracts.metrics import RATES, Metric
 from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
+from tokenaudit.explain.names import NameExplanation, Standing
 from tokenaudit.explain.step import StepReport, TakenGroup
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired, Where
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
-from tokenaudit.render.blocks import Block, Gap, Heading, Lines, Listing, Paragraph, count_text
+from tokenaudit.render.blocks import NOTHING, Block, Gap, Heading, Lines, Listing, Paragraph, count_text, share_text
 from tokenaudit.replay.ledger import Account
 
 _REPORT = "tokenaudit explain"
 _STRIP = 40
 _SHOWN_GROUPS = 20
-_FRESH, _STALE, _UNTRAINED = "█", "▒", "·"
-TO_ASCII = str.maketrans({_FRESH: "#", _STALE: "s", _UNTRAINED: "."})
-"""Marks of a mask for a terminal that shows ASCII only."""
+_FRESH, _STALE, _UNTRAINED = "█", "▒", "."
 _WITH_MEMBERS = (EntryKind.EXPIRED, EntryKind.MORE_EXPIRED, EntryKind.TAKEN)
 
 
@@ -189,8 +188,34 @@ def _more(count: int) -> Iterator[str]:
         yield f"             … {count_text(count - _SHOWN_GROUPS, 'more group')}"
 
 
-def rule_blocks(rule: AuditRule) -> Iterator[Block]:
-    """What a rule means, what to do about it, and what it needs."""
-    yield Heading(_REPORT, f"{rule.code} {rule.name} ({rule.severity})")
+def rule_explanation(rule: AuditRule) -> NameExplanation:
+    """What a rule of the audit means, what to do about it, and what it needs."""
     needs = ", ".join(str(need).replace("|", " or ") for need in rule.needs)
-    yield Lines([f"what: {rule.meaning}", f"fix: {rule.fix}", *([f"needs: {needs}"] if needs else [])], indent=2)
+    facts = (("what", rule.meaning), ("fix", rule.fix), *((("needs", needs),) if needs else ()))
+    return NameExplanation(f"{rule.code} {rule.name}", rule.severity, facts)
+
+
+def name_blocks(explained: Sequence[NameExplanation]) -> Iterator[Block]:
+    """What names stand for, and where they stand in a log."""
+    for number, one in enumerate(explained):
+        if number:
+            yield Gap()
+        yield Heading(_REPORT, f"{one.name} ({one.kind})")
+        yield Lines([f"{label}: {text}" for label, text in one.facts], indent=2)
+        if one.in_log:
+            yield Paragraph("in the log:")
+            yield Lines([_standing_text(one, standing) for standing in one.in_log], indent=2)
+
+
+def _standing_text(one: NameExplanation, standing: Standing) -> str:
+    value = NOTHING if standing.value is None else standing.value
+    text = f"{printable(standing.where)}: {value if isinstance(value, str) else f'{value:,}'}"
+    if standing.of is not None and isinstance(standing.value, int):
+        if one.name in RATES and not RATES[one.name].is_share:
+            share = f"{standing.value / standing.of:.3f}" if standing.of else NOTHING
+        else:
+            share = share_text(standing.value, standing.of)
+        text += f" of {standing.of:,}, {share}"
+    if standing.origin:
+        text += f", from {printable(standing.origin)}"
+    return text + (f"; {standing.lost:,} tokens are lost by it" if standing.lost else "")

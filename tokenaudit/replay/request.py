@@ -216,6 +216,7 @@ TAKEN_BY: dict[str, tuple[str, ...]] = {
     "LoadedLog.replay": (*_SETTINGS, "timeline", "with_groups"),
     "inspect_log": ("cache", "on_progress"),
     "audit_log": (*_SETTINGS, "rules", "epsilon"),
+    "explain_log": (*_SETTINGS, "quarantine", "cache", "token_time_us", "prompt_order"),
     "simulate_workload": (*_SETTINGS, *_WORKLOADS, "with_groups", "event_log"),
 }
 """The keywords of each function that takes options, those of its own included; others would change nothing."""

@@ -10,6 +10,7 @@ from typing import BinaryIO, Unpack
 from tokenaudit.config.loading import Settings, check_overridden_tasks
 from tokenaudit.config.model import Config, resolved, task_order
 from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, is_workload, open_log, open_workload
 from tokenaudit.replay.events import RunEvent, StepClosed
 from tokenaudit.replay.ledger import count
@@ -82,7 +83,11 @@ def load_workload(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> L
         workload = read_workload(source, request.stage(f"reading {source.name}", source.rows))
         return LoadedWorkload(workload, source)
     source = open_log(request.paths)
-    digest = read_for(source, replace(request, cache=None))
+    return workload_of_log(source, read_for(source, replace(request, cache=None)), request)
+
+
+def workload_of_log(source: Log, digest: Digest, request: RunRequest) -> LoadedWorkload:
+    """Derive a workload from a log whose digest was read already; arguments and errors as for `simulate_workload`."""
     order = request.prompt_order or PromptOrder.AUTO
     on_progress = request.stage(f"reading {source.name} again", source.rows)
     workload = workload_from_log(source, digest, request.token_time_us, order, on_progress)

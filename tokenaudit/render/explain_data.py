@@ -1,0 +1,204 @@
+"""What `explain` found as plain data: JSON, and one table of it as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import Any
+
+from tokenaudit import __version__
+from tokenaudit.config.limits import Setting
+from tokenaudit.contracts.metrics import ROW_METRICS
+from tokenaudit.explain.group import GroupHistory
+from tokenaudit.explain.losses import Cause, Place
+from tokenaudit.explain.names import NameExplanation
+from tokenaudit.explain.session import LogExplanation
+from tokenaudit.explain.step import StepReport
+from tokenaudit.explain.trials import Trial, Trials
+from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired
+from tokenaudit.render.blocks import csv_cell
+
+EXPLAIN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """An explanation for programs.
+
+    Attributes:
+        kind: which one, such as "tokenaudit.explain.log".
+        data: all of it, for JSON.
+        columns: those of its main list.
+        records: that list, for CSV; keys are names of columns, and further ones are left out.
+    """
+
+    kind: str
+    data: Mapping[str, Any]
+    columns: Sequence[str]
+    records: Sequence[Mapping[str, Any]]
+
+    def json(self) -> str:
+        """JSON with a line feed at the end; equal explanations give equal bytes."""
+        head = {"kind": self.kind, "schema_version": EXPLAIN_SCHEMA_VERSION, "tool": f"tokenaudit {__version__}"}
+        return json.dumps(head | dict(self.data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def csv(self) -> str:
+        """The list as CSV; a text from a log does no harm in a spreadsheet."""
+        out = StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        for record in self.records:
+            cells = map(record.get, self.columns)
+            writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in cells])
+        return out.getvalue()
+
+
+def log_plain(explanation: LogExplanation) -> Plain:
+    """Why tokens of a log were lost; the list holds the causes."""
+    result, best, causes = explanation.result, explanation.trials.best, cause_records(explanation.causes)
+    data = {
+        "inputs": [asdict(entry) for entry in result.inputs],
+        "config_source": result.config_source,
+        "ledger": result.ledger["total"],
+        "causes": causes,
+        "losing_groups": explanation.losing_groups,
+        "groups": [
+            {"task": task, "group_id": group_id} | asdict(loss) for (task, group_id), loss in explanation.groups
+        ],
+        "trials": _trials_data(explanation.trials),
+        "next": None if best is None else _trial_data(best),
+    }
+    return Plain("tokenaudit.explain.log", data, CAUSE_COLUMNS, causes)
+
+
+CAUSE_COLUMNS = ("task", "metric", "reason", "place", "tokens", "groups", "setting", "value")
+"""The columns of an explained log's causes."""
+
+
+def cause_records(causes: Iterable[Cause]) -> list[dict[str, Any]]:
+    """A record per cause, in order, with the names of `CAUSE_COLUMNS`."""
+    return [
+        {
+            "task": cause.key.task,
+            "metric": cause.key.metric.name,
+            "reason": cause.key.reason,
+            "place": cause.key.place,
+            "tokens": cause.loss.tokens,
+            "groups": cause.loss.groups,
+            **_setting_data(cause.setting),
+        }
+        for cause in causes
+    ]
+
+
+def _setting_data(setting: Setting | None) -> dict[str, Any]:
+    """The key and the value of a setting; a token rule that is off has the value null."""
+    return {"setting": None, "value": None} if setting is None else {"setting": setting.key, "value": setting.value}
+
+
+def _trials_data(trials: Trials) -> dict[str, Any]:
+    return {
+        "is_simulated": trials.is_simulated,
+        "not_simulated": trials.not_simulated,
+        "possible": trials.possible,
+        "base": asdict(trials.base),
+        "tried": [_trial_data(trial) for trial in trials.trials],
+    }
+
+
+def _trial_data(trial: Trial) -> dict[str, Any]:
+    return {
+        **_setting_data(trial.setting),
+        "to": trial.value,
+        "looser": trial.looser,
+        "override": trial.override,
+        "figures": None if trial.figures is None else asdict(trial.figures),
+        "problem": trial.problem,
+    }
+
+
+MEMBER_COLUMNS = (
+    "entry", "train_step", "kind", "detail", "expires_at", "rollout_id", "segment", "status", "tokens", "age",
+    "outcome", "runs",
+)  # fmt: skip
+"""The columns of an explained group's history: a row per member of an entry, or one for an entry without members."""
+
+
+def group_plain(history: GroupHistory) -> Plain:
+    """What happened to a group, in order; runs are (version, tokens, trainable tokens)."""
+    return Plain("tokenaudit.explain.group", asdict(history), MEMBER_COLUMNS, list(member_records(history)))
+
+
+def member_records(history: GroupHistory) -> Iterator[dict[str, Any]]:
+    """A record per member of every entry, with the names of `MEMBER_COLUMNS`."""
+    for number, entry in enumerate(history.entries, 1):
+        common = {
+            "entry": number,
+            "train_step": entry.train_step,
+            "kind": entry.kind,
+            "detail": entry.detail,
+            "expires_at": entry.expires_at,
+        }
+        if not entry.members:
+            yield common
+        for member in entry.members:
+            runs = " ".join(f"v{version}x{tokens}" for version, tokens, _ in member.runs)
+            yield common | asdict(member) | {"tokens": member.tokens, "runs": runs}
+
+
+STEP_COLUMNS = ("list", "task", "group_id", "status", "where", "reason", "tokens", "trained", "stale", "expires_at")
+"""The columns of an explained step's lists: a row per group that was taken, expired or waits."""
+
+
+def step_plain(report: StepReport) -> Plain:
+    """A step: its counts that aren't 0, and the groups that were taken, expired or wait."""
+    row, total, groups = report.row, report.total, list(step_records(report))
+    data = {
+        "train_step": row.train_step,
+        "model_step": row.model_step,
+        "counts": {metric.name: total.value(metric) for metric in ROW_METRICS if total.value(metric)},
+        "asked": report.asked,
+        "groups": groups,
+    }
+    return Plain("tokenaudit.explain.step", data, STEP_COLUMNS, groups)
+
+
+def step_records(report: StepReport) -> Iterator[dict[str, Any]]:
+    """A record per group that was taken, expired or waits, with names of `STEP_COLUMNS`."""
+    for taken in report.taken:
+        yield {"list": "taken"} | asdict(taken)
+    for event in report.expired:
+        yield {"list": "expired"} | _expired_record(event)
+    for waiting in report.waiting:
+        yield {"list": "waits"} | asdict(waiting)
+
+
+def _expired_record(event: GroupExpired | MembersExpired) -> dict[str, Any]:
+    common = {"task": event.task_name, "group_id": event.group_id}
+    if isinstance(event, MembersExpired):
+        return common | {
+            "status": Fate.RESET,
+            "where": Place.WAITING,
+            "reason": "+".join(sorted(set(event.reasons))),
+            "tokens": event.expired.tokens,
+        }
+    lost = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
+    return common | {"status": event.fate, "where": event.where, "reason": event.reason, "tokens": lost}
+
+
+STANDING_COLUMNS = ("name", "kind", "where", "value", "of", "origin", "lost")
+"""The columns of names that are explained: a row per place in the log, or one without a log."""
+
+
+def names_plain(explained: Sequence[NameExplanation]) -> Plain:
+    """What names stand for, and where they stand in a log."""
+    data = {"names": [asdict(one) | {"facts": dict(one.facts)} for one in explained]}
+    records = [
+        {"name": one.name, "kind": one.kind} | asdict(standing) if standing else {"name": one.name, "kind": one.kind}
+        for one in explained
+        for standing in one.in_log or (None,)
+    ]
+    return Plain("tokenaudit.explain.names", data, STANDING_COLUMNS, records)

@@ -1,0 +1,228 @@
+"""Why tokens of a log were lost: the causes, the groups that lost most, and how much each setting binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokenaudit.config.limits import setting_text
+from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import printable
+from tokenaudit.explain.losses import Cause, GroupLoss, Place, by_setting
+from tokenaudit.explain.session import LogExplanation
+from tokenaudit.explain.trials import Figures, Trial, Trials
+from tokenaudit.lifecycle.staleness import ExpiryReason
+from tokenaudit.render.blocks import (
+    NOTHING,
+    Block,
+    Fit,
+    Gap,
+    Heading,
+    Listing,
+    Paragraph,
+    Table,
+    TableColumn,
+    TableRow,
+    Tone,
+    count_text,
+    share_text,
+    value_text,
+)
+
+_MOST_CAUSES = 20
+_MICROSECONDS = 1_000_000
+_FATES = {
+    m.MASKED_STALE_TOKENS: "masked",
+    m.RESET_TOKENS: "reset",
+    m.DISCARDED_STALE_TOKENS: "discarded",
+    m.DISCARDED_FRESH_TOKENS: "discarded though fresh",
+    m.MASKED_SEMANTIC_TOKENS: "masked by the log",
+    m.FAILED_TOKENS: "failed",
+    m.FILTERED_TOKENS: "filtered by the run",
+    m.RESTARTED_TOKENS: "restarted",
+}
+_RULES = {
+    ExpiryReason.SEQUENCE: "response too old",
+    ExpiryReason.TOKEN: "no fresh token left",
+    ExpiryReason.ARRIVED_EXPIRED: "put as expired",
+}
+_PLACES = {Place.WAITING: "refresh, expired"}
+
+
+def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block]:
+    """The answer, the causes, the worst groups, how much each setting binds, and what to try next.
+
+    Args:
+        explanation: what was found.
+        next_command: how to try `explanation.trials.best`; empty where there is none.
+    """
+    yield Heading("tokenaudit explain", ", ".join(printable(entry.name) for entry in explanation.result.inputs))
+    yield Paragraph(_answer(explanation), Tone.STRONG, wraps=True)
+    yield Gap()
+    if explanation.causes:
+        yield _cause_table(explanation)
+        yield Gap()
+    if explanation.groups:
+        yield _group_table(explanation)
+        yield Gap()
+    trials = explanation.trials
+    if trials.trials:
+        yield Paragraph(_method(trials), wraps=True)
+        yield _trial_table(trials)
+        yield Gap()
+    yield Paragraph(_next_text(trials), Tone.STRONG, wraps=True)
+    if next_command:
+        yield Listing([f"  {printable(next_command)}"])
+
+
+def _answer(explanation: LogExplanation) -> str:
+    totals = explanation.result.totals
+    produced, dropped = totals[m.PRODUCED_TOKENS.name], totals[m.DROPPED_TOKENS.name]
+    text = (
+        f"{share_text(dropped, produced)} of the produced tokens ({dropped:,} of {produced:,}) were dropped as stale, "
+        f"{share_text(totals[m.TRAINED_TOKENS.name], produced)} were trained."
+    )
+    of_settings = by_setting(explanation.causes)
+    if of_settings:
+        setting, loss = next(iter(of_settings.items()))
+        lost = sum(other.tokens for other in of_settings.values())
+        text += f" What bound most is {printable(str(setting))}: {share_text(loss.tokens, lost)} of what settings lost."
+    return text
+
+
+def _cause_table(explanation: LogExplanation) -> Table:
+    produced, causes = explanation.result.totals[m.PRODUCED_TOKENS.name], explanation.causes
+    columns = [
+        TableColumn("task", "left", free_text=True),
+        TableColumn("lost as", "left", is_label=True),
+        TableColumn("where", "left"),
+        TableColumn("setting", "left", free_text=True),
+        TableColumn("tokens"),
+        TableColumn("of produced"),
+        TableColumn("groups"),
+    ]
+    rows = [
+        TableRow(
+            (
+                printable(cause.key.task),
+                cause_text(cause),
+                _PLACES.get(cause.key.place, str(cause.key.place)),
+                NOTHING if cause.setting is None else printable(str(cause.setting)),
+                f"{cause.loss.tokens:,}",
+                share_text(cause.loss.tokens, produced),
+                f"{cause.loss.groups:,}",
+            )
+        )
+        for cause in causes[:_MOST_CAUSES]
+    ]
+    for name, some in ((count_text(len(causes[_MOST_CAUSES:]), "more cause"), causes[_MOST_CAUSES:]), ("all", causes)):
+        if some:
+            tokens = sum(cause.loss.tokens for cause in some)
+            cells = ("", name, "", "", f"{tokens:,}", share_text(tokens, produced), "")
+            rows.append(TableRow(cells, is_total=some is causes))
+    fit = Fit(("lost as", "tokens", "setting", "of produced", "task", "where", "groups"))
+    return Table(columns, rows, "Why tokens were not trained, and the setting that bound", fit=fit)
+
+
+def cause_text(cause: Cause) -> str:
+    """What became of the tokens, and by which rule."""
+    fate, reason = _FATES[cause.key.metric], cause.key.reason
+    if cause.key.metric is m.MASKED_STALE_TOKENS:
+        return f"{fate}: token too old"
+    return fate if reason is None else f"{fate}: {_RULES[reason]}"
+
+
+def _group_table(explanation: LogExplanation) -> Table:
+    columns = [
+        TableColumn("group", "left", is_label=True, free_text=True),
+        TableColumn("setting", "left", free_text=True),
+        TableColumn("in the end", "left"),
+        TableColumn("expired"),
+        TableColumn("tokens lost"),
+        TableColumn("responses"),
+        TableColumn("longest"),
+    ]
+    rows = [
+        TableRow(
+            (
+                f"{printable(task)}/{group_id}",
+                printable(_worst_setting(loss)),
+                "not trained" if loss.taken_at is None else f"taken at step {loss.taken_at}",
+                f"{loss.expired}×",
+                f"{loss.tokens:,}",
+                f"{loss.samples:,}" if loss.samples else NOTHING,
+                f"{loss.longest:,}" if loss.longest else NOTHING,
+            )
+        )
+        for (task, group_id), loss in explanation.groups
+    ]
+    caption = (
+        f"Groups that lost most, of {count_text(explanation.losing_groups, 'group')} that lost any, and what bound"
+    )
+    fit = Fit(("group", "expired", "tokens lost", "longest", "setting", "in the end", "responses"))
+    return Table(columns, rows, caption, fit=fit)
+
+
+def _worst_setting(loss: GroupLoss) -> str:
+    return max(loss.by_setting, key=lambda key: (loss.by_setting[key], key), default=NOTHING)
+
+
+def _method(trials: Trials) -> str:
+    made = f"{len(trials.trials)} of {count_text(trials.possible, 'change')} tried, each alone"
+    share = share_text(trials.base.dropped, trials.base.produced)
+    if trials.is_simulated:
+        return f"How much each setting binds: {made}, in a simulation that drops {share} as configured."
+    return (
+        f"How much each setting binds: {made}, in a replay that drops {share} as configured. A replay follows puts "
+        f"that a change might have spared (counterfactual); no simulation: {printable(trials.not_simulated)}."
+    )
+
+
+def _trial_table(trials: Trials) -> Table:
+    columns = [
+        TableColumn("change", "left", is_label=True, free_text=True),
+        TableColumn("from"),
+        TableColumn(m.DROPPED_TOKENS.name),
+        TableColumn("of produced"),
+        TableColumn(m.RESTARTED_TOKENS.name),
+        TableColumn(m.TRAINED_TOKENS.name),
+        TableColumn(m.TOKEN_STALENESS_P95.name),
+        TableColumn("simulated time" if trials.is_simulated else "counterfactual"),
+    ]
+    rows = [TableRow(("as configured", "", *_figure_cells(trials.base)))]
+    rows += [_trial_row(trial, len(columns)) for trial in trials.trials]
+    priority = ("change", "of produced", m.DROPPED_TOKENS.name, "from", m.TRAINED_TOKENS.name)
+    return Table(columns, rows, fit=Fit((*priority, *(one.name for one in columns if one.name not in priority))))
+
+
+def _trial_row(trial: Trial, cells: int) -> TableRow:
+    label, before = printable(trial.override), setting_text(trial.setting.value)
+    if trial.figures is None:
+        return TableRow((f"{label} ({printable(trial.problem)})", before, *[NOTHING] * (cells - 2)), Tone.FAINT)
+    return TableRow((label, before, *_figure_cells(trial.figures)))
+
+
+def _figure_cells(figures: Figures) -> tuple[str, ...]:
+    last = share_text(figures.counterfactual, figures.counterfactual_of)
+    if figures.wall_time_us is not None:
+        last = f"{figures.wall_time_us / _MICROSECONDS:,.0f} s"
+    return (
+        f"{figures.dropped:,}",
+        share_text(figures.dropped, figures.produced),
+        f"{figures.restarted:,}",
+        f"{figures.trained:,}",
+        value_text(m.TOKEN_STALENESS_P95, figures.staleness_p95),
+        last,
+    )
+
+
+def _next_text(trials: Trials) -> str:
+    best = trials.best
+    if best is None or best.figures is None:
+        if not trials.trials:
+            return "No setting bound, so there is none to loosen."
+        return "No change of one setting drops a smaller share. --group TASK/ID shows how a group ages."
+    before, after = (share_text(one.dropped, one.produced) for one in (trials.base, best.figures))
+    text = f"next, to drop {after} instead of {before}"
+    if best.setting.name == "enable_partial_rollout":
+        text += f" and restart {best.figures.restarted:,} tokens instead of {trials.base.restarted:,}"
+    return f"{text}:"
