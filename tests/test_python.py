@@ -327,6 +327,7 @@ UNUSABLE: dict[str, Callable[..., object]] = {
     "LoadedLog.replay": lambda log, **options: log.replay(**options),
     "inspect_log": lambda _, **options: tokenaudit.inspect_log(SAMPLE, **options),
     "audit_log": lambda _, **options: tokenaudit.audit_log(SAMPLE, **options),
+    "explain_log": lambda _, **options: tokenaudit.explain_log(SAMPLE, **options),
     "simulate_workload": lambda _, **options: tokenaudit.simulate_workload(SAMPLE, **options),
 }
 

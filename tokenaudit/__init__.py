@@ -2,7 +2,7 @@
 
 In a notebook: `load_log` reads a log once, and its `replay` runs it under one config after the other; `steps_frame`
 makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one. `audit_log` looks
-for what is wrong with a log, `inspect_log` says what it holds, `simulate_workload` runs the closed loop, and a
+for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it holds, `simulate_workload` runs the closed loop, and a
 `Recorder` writes a log. They load what they need when they are first used: importing this package costs nothing.
 """
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenaudit.audit.session import audit_log
     from tokenaudit.compare.session import diff_results
     from tokenaudit.contracts.errors import ConfigError, RecordError, TokenauditError
+    from tokenaudit.explain.session import explain_log
     from tokenaudit.gate.session import gate_result
     from tokenaudit.record.recorder import Recorder
     from tokenaudit.render.frames import rows_frame, steps_frame
@@ -32,6 +33,7 @@ _HOMES = {
     "diff_results": "tokenaudit.compare.session",
     "gate_result": "tokenaudit.gate.session",
     "audit_log": "tokenaudit.audit.session",
+    "explain_log": "tokenaudit.explain.session",
     "steps_frame": "tokenaudit.render.frames",
     "rows_frame": "tokenaudit.render.frames",
     "Recorder": "tokenaudit.record.recorder",
@@ -49,6 +51,7 @@ __all__ = [
     "__version__",
     "audit_log",
     "diff_results",
+    "explain_log",
     "gate_result",
     "inspect_log",
     "load_log",

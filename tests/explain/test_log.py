@@ -47,6 +47,7 @@ def test_the_sample_is_bound_by_the_token_rule_of_code(sample: LogExplanation):
     best = sample.trials.best
     assert best is not None
     assert best.override == "tasks.code.max_token_staleness=2"
+    assert repr(sample) == "LogExplanation(rollouts.parquet: 14 causes; to try: tasks.code.max_token_staleness=2)"
 
 
 def test_settings_are_loosened_one_by_one_in_a_simulation(sample: LogExplanation):

@@ -34,6 +34,11 @@ class LogExplanation:
     losing_groups: int
     trials: Trials
 
+    def __repr__(self) -> str:
+        best = self.trials.best
+        names = ", ".join(entry.name for entry in self.result.inputs)
+        return f"LogExplanation({names}: {len(self.causes)} causes; to try: {best.override if best else 'nothing'})"
+
 
 def explain_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> LogExplanation:
     """Say why tokens of a log were lost, and which settings bound.
