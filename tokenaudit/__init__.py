@@ -2,8 +2,9 @@
 
 In a notebook: `load_log` reads a log once, and its `replay` runs it under one config after the other; `steps_frame`
 makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one. `audit_log` looks
-for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it holds, `simulate_workload` runs the closed loop, and a
-`Recorder` writes a log. They load what they need when they are first used: importing this package costs nothing.
+for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it holds,
+`simulate_workload` runs the closed loop, and a `Recorder` writes a log. They load what they need when they are first
+used: importing this package costs nothing.
 """
 
 from __future__ import annotations

@@ -69,24 +69,27 @@ def test_settings_are_loosened_one_by_one_in_a_simulation(sample: LogExplanation
 
 
 def test_the_next_command_runs_and_does_what_it_says(run_cli, tmp_path: Path):
-    options = ["-s", "timeline.steps=6", "--isolated", "-q"]
-    ran = run_cli("explain", SAMPLE, "-c", CONFIG, *options, "-o", "e.json", "-o", "e.csv", "-o", "e.md", "-o", "e.txt")
+    config = tmp_path / "six steps.toml"
+    config.write_text(CONFIG.read_text().replace("steps = 30", "steps = 6"))
+    options = ["-s", "tasks.math.max_staleness=4", "--isolated", "-q"]
+    ran = run_cli("explain", SAMPLE, "-c", config, *options, "-o", "e.json", "-o", "e.csv", "-o", "e.md", "-o", "e.txt")
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "e.txt").read_text() == ran.out
     *_, claim, command = ran.out.splitlines()
     words = shlex.split(command)
     assert words[:2] == ["tokenaudit", "simulate"]
     assert words[2:] == [
-        str(SAMPLE), "-c", str(CONFIG), "--isolated", "-s", "timeline.steps=6",
-        "-s", "tasks.code.max_token_staleness=2",
+        str(SAMPLE), "-c", str(config), "-s", "tasks.math.max_staleness=4", "-s", "tasks.code.max_token_staleness=2",
+        "--isolated",
     ]  # fmt: skip
     shares = []
-    for arguments in (words[1:], words[1:-2]):
+    assert words[-2] == "tasks.code.max_token_staleness=2"
+    for arguments in (words[1:], [*words[1:-3], words[-1]]):
         totals = json.loads(run_cli(*arguments, "--format", "json", "-q").out)["totals"]
         shares.append(100 * totals["dropped_tokens"] / totals["produced_tokens"])
     assert claim == f"next, to drop {shares[0]:.1f} % instead of {shares[1]:.1f} %:"
     data = json.loads((tmp_path / "e.json").read_text())
-    assert (data["kind"], data["next"]["override"]) == ("tokenaudit.explain.log", words[-1])
+    assert (data["kind"], data["next"]["override"]) == ("tokenaudit.explain.log", words[-2])
     rows = list(csv.DictReader((tmp_path / "e.csv").read_text().splitlines()))
     assert sum(int(row["tokens"]) for row in rows) == sum(cause["tokens"] for cause in data["causes"])
     document = (tmp_path / "e.md").read_text()

@@ -56,7 +56,7 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
         next_command: how to try `explanation.trials.best`; empty where there is none.
     """
     yield Heading("tokenaudit explain", ", ".join(printable(entry.name) for entry in explanation.result.inputs))
-    yield Paragraph(_answer(explanation), Tone.STRONG, wraps=True)
+    yield Paragraph(_answer(explanation), Tone.STRONG)
     yield Gap()
     if explanation.causes:
         yield _cause_table(explanation)
@@ -66,10 +66,10 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
         yield Gap()
     trials = explanation.trials
     if trials.trials:
-        yield Paragraph(_method(trials), wraps=True)
+        yield Paragraph(_method(trials))
         yield _trial_table(trials)
         yield Gap()
-    yield Paragraph(_next_text(trials), Tone.STRONG, wraps=True)
+    yield Paragraph(_next_text(trials), Tone.STRONG)
     if next_command:
         yield Listing([f"  {printable(next_command)}"])
 
