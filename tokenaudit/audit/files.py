@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.audit.rule import Severity
 from tokenaudit.contracts.errors import LogError, Problem
+from tokenaudit.contracts.files import import_hint
 from tokenaudit.contracts.schema import COLUMN_BY_NAME
 from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import is_accepted
@@ -86,20 +87,22 @@ def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
 
 def _refused(path: Path, problem: Problem) -> FileNote:
     """Why a file can't be part of a log, as the rule that says so."""
+    is_for_import = import_hint(path) in (problem.hint or "")
+    what = f"{problem.what}; {import_hint(Path(path.name))}" if is_for_import else problem.what
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            return FileNote("input-truncated-file", path.name, problem.what)
+            return FileNote("input-truncated-file", path.name, what)
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError):
-        return FileNote("input-truncated-file", path.name, problem.what)
+        return FileNote("input-truncated-file", path.name, what)
     if rows == 0 and not problem.what.startswith("column"):
         return FileNote("input-schema-drift", path.name, "the file has no row", Severity.WARNING)
     if _VERSIONS in schema.names and f"'{_VERSIONS}'" in problem.what:
         arrow_type = schema.field(_VERSIONS).type
         if not is_accepted(COLUMN_BY_NAME[_VERSIONS].type, arrow_type):
             return FileNote("version-not-integer", path.name, f"{_VERSIONS} is {arrow_type}, not a list of integers")
-    return FileNote("input-schema-drift", path.name, problem.what, Severity.ERROR)
+    return FileNote("input-schema-drift", path.name, what, Severity.ERROR)
 
 
 def _drift(files: Sequence[LogFile]) -> Iterator[FileNote]:

@@ -11,6 +11,7 @@ from tokenaudit.cli.options import check_kind, flags_for_logs
 from tokenaudit.compare.compare import Side
 from tokenaudit.compare.group_events import GroupEvents
 from tokenaudit.config.loading import Settings
+from tokenaudit.config.toml import read_toml
 from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.files import looks_like_log, open_log
@@ -80,11 +81,18 @@ def _saved_sides(
     if a is None or b is None:
         hint = "name two saved results, or two configs and --log LOG"
         raise UsageError(Problem("there are no two sides to compare", None, hint))
-    for path, saved in zip((a, b), is_saved, strict=True):
-        if not saved and path.exists():
-            raise UsageError(Problem("a config has no figures without a log", str(path), "add --log LOG"))
-    result_a, result_b = _each(lambda: load_result(a), lambda: load_result(b))
+    result_a, result_b = _each(lambda: _saved(a), lambda: _saved(b))
     return Side(a.name, result_a), Side(b.name, result_b)
+
+
+def _saved(path: Path) -> Result:
+    """A saved result. A config is none: without a log, it has no figures."""
+    is_config = path.suffix.lower() == ".toml"
+    if is_config:
+        read_toml(path, str(path))
+    if is_config or (path.exists() and not is_result(path)):
+        raise UsageError(Problem("a config has no figures without a log", str(path), "add --log LOG"))
+    return load_result(path)
 
 
 def _made_sides(requests: tuple[RunRequest, RunRequest], is_saved: tuple[bool, bool]) -> tuple[Side, Side]:

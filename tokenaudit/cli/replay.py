@@ -30,7 +30,6 @@ from tokenaudit.cli.options import (
     step_range,
     with_command,
 )
-from tokenaudit.contracts.errors import Problem, UsageError
 
 
 def replay(
@@ -57,7 +56,7 @@ def replay(
     """
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
-    from tokenaudit.replay.result import select_steps
+    from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps
     from tokenaudit.replay.session import load_log, replay_loaded
 
     selected = step_range("--steps", steps)
@@ -85,11 +84,9 @@ def replay(
         notices = with_command(result.warnings, request, ["simulate", *map(str, log)])
     streams.show_notices(notices)
     if selected is not None:
-        result = select_steps(result, *selected)
+        whole, result = result, select_steps(result, *selected)
         if not result.steps:
-            raise UsageError(
-                Problem(f"--steps {steps}: the run has no such step", None, "leave out --steps to see all")
-            )
+            raise no_such_step(f"--steps {steps}", [row[TRAIN_STEP] for row in whole.steps])
     flat = format_ is Format.CSV or any(path.suffix.lower() in (".csv", ".parquet") for path in outputs)
     if groups and not by_task and flat:
         streams.note("note: CSV and Parquet hold group ids with --by-task only")

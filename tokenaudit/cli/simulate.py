@@ -79,7 +79,7 @@ def simulate(
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.contracts.files import replacing
-    from tokenaudit.replay.result import select_steps
+    from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps
     from tokenaudit.simulate.session import simulate_workload
 
     selected = step_range("--show-steps", show_steps)
@@ -105,10 +105,9 @@ def simulate(
         streams.show_notices(result.warnings)
         stuck = result.simulation.stuck if result.simulation else ()
         if selected is not None:
-            result = select_steps(result, *selected)
+            whole, result = result, select_steps(result, *selected)
             if not result.steps and not stuck:
-                what = f"--show-steps {show_steps}: the run has no such step"
-                raise UsageError(Problem(what, None, "leave out --show-steps to see all"))
+                raise no_such_step(f"--show-steps {show_steps}", [row[TRAIN_STEP] for row in whole.steps])
         # Inside of the block: the event log gets its name only where the other files got theirs.
         emit(result_renderers(result, by_task=by_task), format_, [path for path in outputs if path != event_log])
     if stuck:

@@ -1,9 +1,10 @@
-"""Files that appear whole or not at all, that are read within a limit or named twice, and where they lie."""
+"""Files: written whole or not at all, read within a limit, named twice, tables for an import, and where they lie."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,15 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read(most_bytes)
+
+
+OTHER_TABLES = (".csv", ".jsonl")
+"""Extensions of tables that become logs by an import."""
+
+
+def import_hint(path: Path) -> str:
+    """How a table that is no log becomes one."""
+    return f"`tokenaudit import {shlex.quote(str(path))} --from generic -o rollouts.parquet` makes a log of it"
 
 
 def named_twice(paths: Sequence[Path], whole: str) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tokenaudit.config.model import Config
-from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.events import GroupExpired, GroupTaken, MembersExpired
 from tokenaudit.lifecycle.staleness import staleness
@@ -14,6 +13,7 @@ from tokenaudit.log.digest import KIND_CODE, Digest
 from tokenaudit.replay.events import HeldGroups, RunEvent, StepClosed
 from tokenaudit.replay.ledger import Account, Row, combined, count
 from tokenaudit.replay.open_loop import replay, run_tasks
+from tokenaudit.replay.result import no_such_step
 from tokenaudit.replay.session import observed
 
 _REFRESH = KIND_CODE[EventKind.REFRESH]
@@ -79,9 +79,7 @@ def step_report(digest: Digest, config: Config, train_step: int) -> StepReport:
     ledger = count(observed(events, follower.observe), run_tasks(digest, config))
     closed = follower.closed
     if closed is None:
-        steps = [row.train_step for row in ledger.rows]
-        hint = f"its steps are {steps[0]} to {steps[-1]}" if steps else "it has no step at all"
-        raise UsageError(Problem(f"the run has no step {train_step}", digest.name, hint))
+        raise no_such_step(f"--step {train_step}", [row.train_step for row in ledger.rows], digest.name)
     return StepReport(
         ledger.rows[follower.rows],
         dict(closed.asked),

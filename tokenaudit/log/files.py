@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import LogError, Problem, nearest_hint, plural
-from tokenaudit.contracts.files import named_twice, read_bounded
+from tokenaudit.contracts.files import OTHER_TABLES, import_hint, named_twice, read_bounded
 from tokenaudit.contracts.schema import (
     COLUMNS,
     META_CONFIG,
@@ -26,6 +26,7 @@ from tokenaudit.contracts.schema import (
     VERSION_RUNS,
     WORKLOAD_COLUMNS,
     Column,
+    EventKind,
 )
 from tokenaudit.log.log_file import LogFile, open_file
 
@@ -171,7 +172,9 @@ def _found(path: Path) -> tuple[list[Path], Problem | None]:
         files.sort(key=lambda file: file.relative_to(path).parts)
         if files:
             return files, None
-        return [], Problem("the folder holds no *.parquet file", text, "name the folder the log was written to")
+        others = any(file.suffix.lower() in OTHER_TABLES for file in path.rglob("*"))
+        hint = import_hint(path) if others else "name the folder the log was written to"
+        return [], Problem("the folder holds no *.parquet file", text, hint)
     if path.exists():
         return [path], None
     if glob.has_magic(text):
@@ -217,6 +220,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     present = {name for file in files for name in file.columns}
     if not problems:
         problems.extend(_missing_columns(files[0].path, table, present, unknown))
+        problems.extend(_lacking_files(files, table, present))
     rows = sum(file.rows for file in files)
     if not problems and rows == 0:
         empty, hint = ("workload", "a response") if table is WORKLOAD_COLUMNS else ("log", "record at least one put")
@@ -269,6 +273,31 @@ def _missing_columns(
         hint = nearest_hint("response_len", unknown, "columns that are not read")
         what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
         yield Problem(what, f"{path}: {_listing(there)}", hint)
+
+
+def _lacking_files(files: Sequence[LogFile], table: Sequence[Column], present: set[str]) -> Iterator[Problem]:
+    """Files that can't be part of the log: they lack columns that every row of theirs needs, and others have."""
+    lacking = [(file, names) for file in files if file.rows and (names := _lacks(file, table, present))]
+    for file, names in lacking[:_MOST_NAMED]:
+        what = f"the file lacks {', '.join(names)}, which the others have"
+        yield Problem(
+            what, str(file.path), "if it is no part of the log, move it elsewhere or name the other files alone"
+        )
+    if len(lacking) > _MOST_NAMED:
+        yield Problem(f"{len(lacking) - _MOST_NAMED} more files lack such columns", None, "name the files of the log")
+
+
+def _lacks(file: LogFile, table: Sequence[Column], present: set[str]) -> list[str]:
+    """What a file lacks. One that names the event of each row may hold none that needs more than what all have."""
+    may_be_others = "event" in file.columns
+    needed = [
+        column for column in table if column.required and not (may_be_others and set(column.events) != {*EventKind})
+    ]
+    names = [column.name for column in needed if column.name in present and column.name not in file.columns]
+    is_without_length = not present.isdisjoint(_LENGTH_COLUMNS) and set(file.columns).isdisjoint(_LENGTH_COLUMNS)
+    if table is COLUMNS and not may_be_others and is_without_length:
+        names.append(" or ".join(_LENGTH_COLUMNS))
+    return names
 
 
 def _listing(names: Sequence[str]) -> str:

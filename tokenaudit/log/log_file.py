@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem
+from tokenaudit.contracts.files import OTHER_TABLES, import_hint
 from tokenaudit.contracts.schema import (
     COLUMNS,
     META_CONFIG,
@@ -314,6 +315,8 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         return Problem(f"truncated or damaged Parquet file: {first_line(error)}", str(path), COPY_AGAIN)
     if path.suffix.lower() == ".toml":
         return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
+    if path.suffix.lower() in OTHER_TABLES:
+        return Problem("not a Parquet file", str(path), import_hint(path))
     return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see `tokenaudit help columns`")
 
 
@@ -336,7 +339,11 @@ def _schema_problems(
             yield Problem(f"column {name!r} is there {len(indices)} times", str(path), "keep one of them")
         elif indices and not is_accepted(column.type, schema.field(name).type):
             what = f"column {name!r} has the type {schema.field(name).type}"
-            yield Problem(what, str(path), f"accepted: {column.type.value}")
+            hint = f"accepted: {column.type.value}"
+            # what a workload lacks is not made by an import
+            if column.events and is_accepted(ColumnType.TEXT, schema.field(name).type):
+                hint += f"; {import_hint(path)}, with numbers in place of texts"
+            yield Problem(what, str(path), hint)
 
 
 def _batch_rows(

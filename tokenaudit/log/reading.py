@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -159,6 +159,8 @@ class _Gathered:
         self._faulty_groups: dict[Group, None] = {}
         self._faulty_tokens = 0
         self._parts: list[_Tables] = []
+        self._put_groups: list[np.ndarray[Any, Any]] = []
+        """Groups put behind the first fault, where parts are no longer gathered."""
         self._rows = self._responses = self._runs = 0
 
     def add(self, batch: ReducedBatch) -> None:
@@ -170,6 +172,7 @@ class _Gathered:
             self._faults.extend(batch.faults)
             self._note_groups(batch)
         if self._faults and not self._quarantine:
+            self._put_groups.append(_put_groups(batch.events))
             return
         self._limit_runs(batch)
         is_put = batch.events["kind"] == _PUT
@@ -212,9 +215,14 @@ class _Gathered:
         if self._faults and not self._quarantine:
             count = len(self._faulty_groups)
             hint = "mend the log"
-            if not self._ungrouped:
+            if not self._ungrouped and self._leaves_a_group():
                 hint += f", or --quarantine to leave out the {count} group{'s' * (count != 1)} with such rows"
             raise LogError(self._faults.problems(hint))
+
+    def _leaves_a_group(self) -> bool:
+        """Whether a group was put that has no faulty row."""
+        found = (*(_put_groups(part.events) for part in self._parts), *self._put_groups)
+        return any((task, group_id) not in self._faulty_groups for pairs in found for task, group_id in pairs.tolist())
 
     def digest(self, log: Log, checker: RowChecker) -> Digest:
         """Tie the gathered rows together."""
@@ -245,6 +253,12 @@ class _Gathered:
 
 def _where(columns: Columns, kept: Bools) -> Columns:
     return {name: array[kept] for name, array in columns.items()}
+
+
+def _put_groups(events: Columns) -> np.ndarray[Any, Any]:
+    """The groups that rows put: task codes and group ids, of shape [groups, 2]."""
+    is_put = events["kind"] == _PUT
+    return np.unique(np.stack([events["task"][is_put], events["group_id"][is_put]], axis=1), axis=0)
 
 
 def _concatenated(parts: Sequence[Columns]) -> Columns:

@@ -20,6 +20,7 @@ from tokenaudit.masks.backends import Int32s
 from tokenaudit.replay.events import HeldGroup, HeldGroups, Key, RunEvent, StepClosed
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import TimelineKind
+from tokenaudit.replay.result import no_such_step
 
 _REFRESH = KIND_CODE[EventKind.REFRESH]
 _COLUMNS = (
@@ -147,13 +148,12 @@ class _Planner:
                     self._untaken_step = None
             elif self._untaken_step is not None:
                 self._held.observe(event)
-        hint = f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
         if self._untaken_step is not None:
-            raise UsageError(Problem(f"--include-untaken {self._untaken_step}: the run has no such step", None, hint))
+            raise no_such_step(f"--include-untaken {self._untaken_step}", steps)
         if self._wanted.steps is not None:
             first, last = self._wanted.steps
             if not any(first <= step <= last for step in steps):
-                raise UsageError(Problem(f"--step {first}..{last}: the run has no such step", None, hint))
+                raise no_such_step(f"--step {first}..{last}", steps)
 
     def _hold(self, held: Mapping[Key, HeldGroup], train_step: int) -> None:
         for (task, group_id), (_, responses) in held.items():

@@ -51,7 +51,8 @@ def _pairs(view: Overview) -> Iterator[tuple[str, str]]:
     if view.faults:
         yield (
             "faulty groups",
-            f"{view.faulty_groups:,}, left out of the figures above; replay needs --quarantine",
+            f"{view.faulty_groups:,}, left out of the figures above; "
+            + ("replay needs --quarantine" if view.groups else "there is no other to replay"),
         )
         for kind, rows in view.faults.items():
             yield "fault", f"{kind}: {count_text(rows, 'row')}"

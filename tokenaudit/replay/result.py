@@ -12,7 +12,7 @@ from typing import Any
 from tokenaudit import __version__
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.definitions import metric_definitions
-from tokenaudit.contracts.errors import Notice, plural
+from tokenaudit.contracts.errors import Notice, Problem, UsageError, plural
 from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
 from tokenaudit.replay.ledger import Account, Ledger, Row, combined
 from tokenaudit.replay.request import PromptOrder
@@ -308,6 +308,18 @@ def _conservation(account: Account) -> dict[str, int]:
 def intervals_text(intervals: Mapping[str, tuple[int | float, int | float]]) -> str:
     """Intervals by metric in one line."""
     return ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in intervals.items())
+
+
+def no_such_step(asked: str, steps: Sequence[int], where: str | None = None) -> UsageError:
+    """The error for steps that a run doesn't have.
+
+    Args:
+        asked: the option with its value.
+        steps: the steps that it has.
+        where: the log, for messages.
+    """
+    hint = f"its steps are {min(steps)} to {max(steps)}" if steps else "it has no step at all"
+    return UsageError(Problem(f"{asked}: the run has no such step", where, hint))
 
 
 def select_steps(result: Result, first: int, last: int) -> Result:
