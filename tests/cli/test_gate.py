@@ -374,7 +374,7 @@ def test_annotations_stand_at_the_rule(log: Path, tmp_path: Path, run_cli: Run):
     sarif = json.loads(run_cli("gate", log, "--rules", "ci/gate.toml", "--format", "sarif").out)
     (result,) = sarif["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"] == {
-        "artifactLocation": {"uri": "ci/gate.toml"},
+        "artifactLocation": {"uri": "ci/gate.toml", "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": 3},
     }
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -133,14 +134,38 @@ def test_sarif_has_what_the_standard_and_github_require(case: str):
     assert invocation["executionSuccessful"] is not any(note["level"] == "error" for note in notes)
 
 
+def assert_validators_note_nothing(log: dict[str, Any]) -> None:
+    """What common validators of SARIF note beyond its schema, as far as it can be known without a home page."""
+    (run,) = log["runs"]
+    for rule in run["tool"]["driver"]["rules"]:
+        assert re.fullmatch(r"([A-Z][a-z0-9]*)+", rule["name"])
+        assert rule["name"] != rule["id"]
+        for text in ("shortDescription", "fullDescription", "help"):
+            assert rule[text]["text"].endswith((".", "!", "?"))
+    notes = [note for call in run["invocations"] for name in call if name.startswith("tool") for note in call[name]]
+    for said in (*run["results"], *notes):
+        assert said["message"]["text"].endswith((".", "!", "?"))
+    for result in run["results"]:
+        artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        assert ("uriBaseId" in artifact) is not artifact["uri"].startswith("/")
+        assert {artifact.get("uriBaseId", "%SRCROOT%")} == run["originalUriBaseIds"].keys()
+        assert (run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"]) == result["ruleId"]
+
+
+@pytest.mark.parametrize("path", ["runs/log.parquet", "/elsewhere/log.parquet"])
+@pytest.mark.parametrize("case", sorted(REPORTS))
+def test_validators_of_sarif_note_nothing(case: str, path: str):
+    assert_validators_note_nothing(json.loads(gate_sarif(report(case), path)))
+
+
 def test_sarif_stands_at_the_line_of_the_rule():
     log = json.loads(gate_sarif(gate_report(), "runs/my log.parquet"))
     places = {result["ruleId"]: result["locations"][0]["physicalLocation"] for result in log["runs"][0]["results"]}
     assert places["dropped_tokens <= +0.5%"] == {
-        "artifactLocation": {"uri": "ci/gate%201%25.toml"},
+        "artifactLocation": {"uri": "ci/gate%201%25.toml", "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": 3},
     }
-    assert places["trained_token_rate >= -1pp"]["artifactLocation"] == {"uri": "runs/my%20log.parquet"}
+    assert places["trained_token_rate >= -1pp"]["artifactLocation"]["uri"] == "runs/my%20log.parquet"
 
 
 def test_github_shows_nine_of_each_level_and_how_many_more():

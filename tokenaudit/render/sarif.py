@@ -21,6 +21,8 @@ from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+_ROOT = "%SRCROOT%"
+"""What CI systems call the root of the repository, which they know."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
 """Brackets would make links of names, braces placeholders."""
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -75,9 +77,11 @@ def _gate_rule(verdict: Verdict) -> dict[str, Any]:
     rule = verdict.rule
     return {
         "id": _id(verdict),
+        "name": _name(rule.figure.name),
         # Without its scope, whose braces the standard would have doubled in texts.
-        "shortDescription": {"text": f"{rule.figure.name} {rule.operator} {' or '.join(map(str, rule.limits))}"},
-        "fullDescription": {"text": f"{rule.figure.name}: {rule.figure.help}"},
+        "shortDescription": _sentence(f"{rule.figure.name} {rule.operator} {' or '.join(map(str, rule.limits))}"),
+        "fullDescription": _sentence(f"{rule.figure.name}: {rule.figure.help}"),
+        "help": _sentence("`tokenaudit help gate` explains rules, `tokenaudit help metrics` what they judge"),
         "defaultConfiguration": {"level": str(rule.level)},
     }
 
@@ -111,9 +115,10 @@ def _id(verdict: Verdict) -> str:
 def _audit_rule(rule: AuditRule) -> dict[str, Any]:
     return {
         "id": rule.code,
-        "name": rule.name,
-        "shortDescription": {"text": rule.meaning},
-        "help": {"text": rule.fix},
+        "name": _name(rule.name),
+        "shortDescription": _sentence(rule.meaning),
+        "fullDescription": _sentence(rule.meaning),
+        "help": _sentence(rule.fix),
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }
 
@@ -147,22 +152,40 @@ def _log(
         configuration: how the run was configured otherwise than its baseline.
         successful: whether enough could be checked for a verdict.
     """
-    driver = {"name": "tokenaudit", "version": __version__, "rules": list(rules)}
+    driver = {"name": "tokenaudit", "version": __version__, "semanticVersion": __version__, "rules": list(rules)}
     invocation: dict[str, Any] = {"executionSuccessful": successful}
     if configuration:
         invocation["toolConfigurationNotifications"] = list(configuration)
     invocation["toolExecutionNotifications"] = list(notifications)
-    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": list(results)}
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [invocation],
+        "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
+        "results": list(results),
+    }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _message(text: str) -> dict[str, str]:
     """A message that is shown as it is."""
-    return {"text": text.translate(_ESCAPES)}
+    return _sentence(text.translate(_ESCAPES))
+
+
+def _sentence(text: str) -> dict[str, str]:
+    """A text as validators want it: it ends like a sentence."""
+    return {"text": text if text.endswith((".", "!", "?")) else f"{text}."}
+
+
+def _name(words: str) -> str:
+    """The name of a rule, in the spelling that the standard has for identifiers of rules."""
+    return "".join(word.capitalize() for word in words.replace("-", "_").split("_"))
 
 
 def _location(path: str, line: int = 1) -> dict[str, Any]:
-    return {"physicalLocation": {"artifactLocation": {"uri": quote(path)}, "region": {"startLine": line}}}
+    artifact = {"uri": quote(path)}
+    if not path.startswith(("/", "..")):
+        artifact["uriBaseId"] = _ROOT
+    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line}}}
 
 
 def _fingerprint(identity: str) -> str:
