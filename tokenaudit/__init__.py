@@ -1,10 +1,10 @@
 """Replay recorded rollout logs and account for every token under a staleness policy.
 
 In a notebook: `load_log` reads a log once, and its `replay` runs it under one config after the other; `steps_frame`
-makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one. `audit_log` looks
-for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it holds,
-`simulate_workload` runs the closed loop, and a `Recorder` writes a log. They load what they need when they are first
-used: importing this package costs nothing.
+makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one, and `gate_log` a log.
+`audit_log` looks for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it
+holds, `simulate_workload` runs the closed loop, and a `Recorder` writes a log. They load what they need when they are
+first used: importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenaudit.compare.session import diff_results
     from tokenaudit.contracts.errors import ConfigError, RecordError, TokenauditError
     from tokenaudit.explain.session import explain_log
-    from tokenaudit.gate.session import gate_result
+    from tokenaudit.gate.session import gate_log, gate_result
     from tokenaudit.record.recorder import Recorder
     from tokenaudit.render.frames import rows_frame, steps_frame
     from tokenaudit.replay.session import inspect_log, load_log, load_result, replay_log
@@ -32,6 +32,7 @@ _HOMES = {
     "inspect_log": "tokenaudit.replay.session",
     "simulate_workload": "tokenaudit.simulate.session",
     "diff_results": "tokenaudit.compare.session",
+    "gate_log": "tokenaudit.gate.session",
     "gate_result": "tokenaudit.gate.session",
     "audit_log": "tokenaudit.audit.session",
     "explain_log": "tokenaudit.explain.session",
@@ -53,6 +54,7 @@ __all__ = [
     "audit_log",
     "diff_results",
     "explain_log",
+    "gate_log",
     "gate_result",
     "inspect_log",
     "load_log",

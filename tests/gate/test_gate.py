@@ -21,7 +21,8 @@ from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline
 from tokenaudit.gate.report import COULD_NOT_JUDGE, FAIL, PASS, GateReport, LocatedRule, Origin, Outcome, Verdict
 from tokenaudit.gate.rule_sources import MOST_RULES, collect_rules, rule_lines
-from tokenaudit.render.gate import details, improvement_line, statement, summary
+from tokenaudit.gate.wording import details, statement, summary
+from tokenaudit.render.gate import improvement_line
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_from_json
 

@@ -28,7 +28,6 @@ from tokenaudit.cli.options import (
     output_option,
     run_request,
     saved_result,
-    stuck_problems,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.files import from_repository_root
@@ -190,8 +189,7 @@ class _Run(NamedTuple):
 
 
 def _judged_run(request: RunRequest) -> _Run:
-    from tokenaudit.replay.session import replay_log
-    from tokenaudit.simulate.session import simulate_workload
+    from tokenaudit.gate.session import run_to_judge
 
     if is_saved_result(request.paths):
         result = saved_result(request)
@@ -200,12 +198,8 @@ def _judged_run(request: RunRequest) -> _Run:
             raise UsageError(Problem(what, str(request.paths[0]), "save it without --steps"))
         return _Run(result, None, result)
     check_kind(request)
-    run = simulate_workload(request) if request.simulate else replay_log(request)
+    run = run_to_judge(request)
     note_config(run.settings, request)
-    stuck = run.result.simulation.stuck if run.result.simulation else ()
-    if stuck:
-        # a run that can't go on has no figures to judge
-        raise UsageError(stuck_problems(stuck))
     return _Run(run.result, run.settings, None)
 
 

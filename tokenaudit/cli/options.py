@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from tokenaudit.replay.request import PromptOrder, RunOptions, RunRequest, Timel
 if TYPE_CHECKING:
     from tokenaudit.config.loading import Settings
     from tokenaudit.contracts.errors import Notice
-    from tokenaudit.replay.result import Result, StuckTask
+    from tokenaudit.replay.result import Result
 
 
 class Format(StrEnum):
@@ -239,13 +239,6 @@ def command_text(request: RunRequest, command: Sequence[str]) -> str:
     options += [part for text in request.overrides for part in ("-s", text)]
     options += [flag for flag in ("--isolated", "--quarantine") if flag in flags_for_logs(request)]
     return shlex.join(["tokenaudit", *command, *options])
-
-
-def stuck_problems(stuck: Iterable[StuckTask]) -> Iterator[Problem]:
-    """Why a simulated run can't go on."""
-    for task in stuck:
-        where = f"task {task.task}, step {task.train_step}"
-        yield Problem(f"the run can't go on: {task.message}", where, task.hint)
 
 
 def parquet_output(path: Path, what: str) -> Path:

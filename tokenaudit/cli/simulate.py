@@ -26,7 +26,6 @@ from tokenaudit.cli.options import (
     output_option,
     run_request,
     step_range,
-    stuck_problems,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -80,6 +79,7 @@ def simulate(
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.contracts.files import replacing
     from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps
+    from tokenaudit.simulate.notices import stuck_problems
     from tokenaudit.simulate.session import simulate_workload
 
     selected = step_range("--show-steps", show_steps)
@@ -103,7 +103,7 @@ def simulate(
         note_config(simulated.settings, request)
         result = simulated.result
         streams.show_notices(result.warnings)
-        stuck = result.simulation.stuck if result.simulation else ()
+        stuck = stuck_problems(result)
         if selected is not None:
             whole, result = result, select_steps(result, *selected)
             if not result.steps and not stuck:
@@ -111,7 +111,7 @@ def simulate(
         # Inside of the block: the event log gets its name only where the other files got theirs.
         emit(result_renderers(result, by_task=by_task), format_, [path for path in outputs if path != event_log])
     if stuck:
-        streams.show_problems(stuck_problems(stuck))
+        streams.show_problems(stuck)
         raise typer.Exit(CANNOT_GO_ON)
 
 

@@ -23,7 +23,9 @@ from tokenaudit.compare.metric_values import (
     total_value,
 )
 from tokenaudit.config.model import Config, dotted_items, parse_config
+from tokenaudit.config.toml import shown
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import NOTHING, printable
 from tokenaudit.contracts.metrics import Better
 from tokenaudit.replay.result import Result, RowData
 
@@ -234,6 +236,13 @@ def setting_changes(a: Side, b: Side) -> tuple[SettingChange, ...]:
             origins = (side.origins.get(key, "") if side.origins else SAVED for side in (a, b))
             changes.append(SettingChange(key, left, right, *origins))
     return tuple(changes)
+
+
+def setting_cells(change: SettingChange) -> tuple[str, str, str, str]:
+    """Key, both values, and where they come from."""
+    a, b = (NOTHING if value is None else printable(shown(value)) for value in (change.a, change.b))
+    origins = dict.fromkeys(printable(origin or NOTHING) for origin in (change.a_origin, change.b_origin))
+    return printable(change.key), a, b, " → ".join(origins)
 
 
 def _total_changes(a: Result, b: Result, figures: Sequence[Figure], task: str | None) -> tuple[FigureChange, ...]:

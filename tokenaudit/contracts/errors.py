@@ -119,6 +119,8 @@ class LedgerError(AssertionError):
     """Tokens were lost or counted twice: a fault of tokenaudit itself, never of the input."""
 
 
+NOTHING = "–"
+"""Shown where there is no value."""
 _LONGEST_NAME = 200
 """Characters of a name that are compared with those that exist."""
 _MOST_SHOWN = 5

@@ -162,6 +162,17 @@ class GateReport:
         worst = f"; worst: {self.verdicts[0].rule}" if self.verdicts else ""
         return f"GateReport({names}: {counts}{worst}; exit code {self.exit_code()})"
 
+    def __str__(self) -> str:
+        """What didn't pass and why, for a terminal or the message of a failing test."""
+        from tokenaudit.gate.wording import report_text
+
+        return report_text(self)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all rules were judged and none failed; warnings don't count."""
+        return self.exit_code() == PASS
+
     def count(self, outcome: Outcome, level: Level | None = None) -> int:
         """Rules with that outcome, of that level."""
         return sum(verdict.outcome is outcome and level in (None, verdict.rule.level) for verdict in self.verdicts)

@@ -4,14 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
-from tokenaudit.contracts.errors import Problem, RuleError, shown
+from tokenaudit.contracts.errors import Problem, RuleError, UsageError, shown
 from tokenaudit.gate.baseline import check_baseline, check_complete
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule
 from tokenaudit.gate.rule_sources import collect_rules
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import Result
-from tokenaudit.replay.session import Run, result_of
+from tokenaudit.replay.session import Run, replay_log, result_of
+from tokenaudit.simulate.notices import stuck_problems
+from tokenaudit.simulate.session import simulate_workload
+
+
+def gate_log(
+    paths: Paths | RunRequest,
+    rules: Sequence[str] = (),
+    *,
+    rules_file: Path | str | None = None,
+    baseline: Result | Run | Path | str | None = None,
+    allow_different_log: bool = False,
+    allow_fewer_steps: bool = False,
+    allow_lost_events: bool = False,
+    **options: Unpack[RunOptions],
+) -> GateReport:
+    """Replay or simulate a log and judge it, as `tokenaudit gate` does; `str` of the report says what did not pass.
+
+    Args:
+        paths: files, folders or glob patterns that make up one log or workload; or a whole request.
+        rules: texts such as "expired_groups <= 0"; they add to those of `rules_file` and of [gate] in the config.
+        rules_file: a TOML file whose [gate] holds rules.
+        baseline: the result that signed limits are counted from.
+        allow_different_log: as for `gate_result`.
+        allow_fewer_steps: as for `gate_result`.
+        allow_lost_events: as for `gate_result`.
+        options: what else a `RunRequest` holds: `config`, `overrides`, `timeline`, `quarantine`, `isolated`, `cache`,
+            `working_dir`, `on_progress`; with `simulate=True` the options of `simulate_workload`.
+
+    Raises:
+        TokenauditError: the log, the config, the rules or the baseline can't be used, or a simulated run can't go on.
+    """
+    simulate = options.pop("simulate", isinstance(paths, RunRequest) and paths.simulate)
+    request = RunRequest.of(paths, options, "gate_log(simulate=True)" if simulate else "gate_log")
+    request = request.changed({"simulate": simulate})
+    texts = _rule_texts(_listed(rules))
+    run = run_to_judge(request)
+    file = None if rules_file is None else Path(rules_file)
+    located = collect_rules(texts, file, run.settings, None, request.working_dir or Path.cwd())
+    return gate_result(
+        run.result,
+        located,
+        baseline=baseline,
+        allow_different_log=allow_different_log,
+        allow_fewer_steps=allow_fewer_steps,
+        allow_lost_events=allow_lost_events,
+    )
+
+
+def run_to_judge(request: RunRequest) -> Run:
+    """Replay, or simulate where the request says so.
+
+    Raises:
+        TokenauditError: it can't be run, or a simulated run can't go on and so has no figures to judge.
+    """
+    run = simulate_workload(request) if request.simulate else replay_log(request)
+    stuck = stuck_problems(run.result)
+    if stuck:
+        raise UsageError(stuck)
+    return run
 
 
 def gate_result(
@@ -37,14 +98,9 @@ def gate_result(
         RuleError: rules that can't be read, all of them at once, or nothing to judge.
         ResultError: the result or the baseline can't be used, or comes from a log that lacks events.
     """
-    listed = [rules] if isinstance(rules, str) else rules
-    wrong = [rule for rule in listed if not isinstance(rule, str | LocatedRule)]
-    if wrong:
-        raise RuleError(
-            Problem(f"{shown(rule)} is no rule", None, "write a text such as 'expired_groups <= 0'") for rule in wrong
-        )
-    located = [rule for rule in listed if isinstance(rule, LocatedRule)]
-    located += collect_rules([rule for rule in listed if isinstance(rule, str)], None, None, None, Path.cwd())
+    texts = _rule_texts([rule for rule in _listed(rules) if not isinstance(rule, LocatedRule)])
+    located = [rule for rule in _listed(rules) if isinstance(rule, LocatedRule)]
+    located += collect_rules(texts, None, None, None, Path.cwd())
     judged = result_of(result)
     if not allow_lost_events:
         check_complete(judged, str(result) if isinstance(result, Path | str) else judged.inputs[0].name)
@@ -56,3 +112,20 @@ def gate_result(
         check_complete(against, source)
     check_baseline(judged, against, source, allow_different_log=allow_different_log)
     return judge(judged, located, against, allow_fewer_steps=allow_fewer_steps)
+
+
+def _listed(rules: Sequence[str | LocatedRule]) -> Sequence[str | LocatedRule]:
+    return [rules] if isinstance(rules, str) else rules
+
+
+def _rule_texts(rules: Sequence[object]) -> list[str]:
+    """The rules, which are texts.
+
+    Raises:
+        RuleError: some are not; holds all of them.
+    """
+    wrong = [rule for rule in rules if not isinstance(rule, str)]
+    if wrong:
+        hint = "write a text such as 'expired_groups <= 0'"
+        raise RuleError(Problem(f"{shown(rule)} is no rule", None, hint) for rule in wrong)
+    return [rule for rule in rules if isinstance(rule, str)]

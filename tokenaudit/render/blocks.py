@@ -12,7 +12,7 @@ from enum import Enum, StrEnum, auto
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from tokenaudit.contracts.errors import printable, without_commands
+from tokenaudit.contracts.errors import NOTHING, printable, without_commands
 from tokenaudit.contracts.metrics import Metric, Unit
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that spreadsheets take for a formula, some of them after dropping the blanks."""
 
-NOTHING = "–"
-"""Shown where there is no value."""
 COLUMNS_HINT = "in a wider terminal, in a pipe, or with --format csv"
 """Where the columns are that a narrow terminal has no room for."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tokenaudit.compare.compare import Comparison, Effect, FigureChange, SettingChange, Side
+from tokenaudit.compare.compare import Comparison, Effect, FigureChange, Side, setting_cells
+from tokenaudit.compare.exact import change_text, distinct_texts, number_text, relative_text
 from tokenaudit.compare.metric_values import Missing
-from tokenaudit.config.toml import shown
 from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     COLUMNS_HINT,
@@ -27,7 +27,6 @@ from tokenaudit.render.blocks import (
     only,
     share_text,
 )
-from tokenaudit.render.exact import change_text, distinct_texts, number_text, relative_text
 
 _MOST_NAMES = 8
 _CHANGE_FIT = Fit(("A", "B", "change", "effect", "relative"), columns_hint=COLUMNS_HINT)
@@ -95,13 +94,6 @@ def side_line(name: str, side: Side) -> str:
     steps = count_text(len(side.result.steps), "step")
     selected = f" ({side.result.selection} only)" if side.result.selection else ""
     return f"{name}: {printable(side.label)} · {inputs} · {steps}{selected} · {side.result.timeline} timeline"
-
-
-def setting_cells(change: SettingChange) -> tuple[str, str, str, str]:
-    """Key, both values, and where they come from."""
-    a, b = (NOTHING if value is None else printable(shown(value)) for value in (change.a, change.b))
-    origins = dict.fromkeys(printable(origin or NOTHING) for origin in (change.a_origin, change.b_origin))
-    return printable(change.key), a, b, " → ".join(origins)
 
 
 def change_cells(change: FigureChange) -> tuple[str, str, str, str, str]:

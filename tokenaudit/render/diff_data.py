@@ -11,9 +11,9 @@ import polars as pl
 
 from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
+from tokenaudit.compare.exact import plain_number
 from tokenaudit.compare.metric_values import FigureValue, Missing
 from tokenaudit.render.blocks import csv_cell
-from tokenaudit.render.exact import plain_number
 
 
 def diff_json(comparison: Comparison) -> str:

@@ -8,6 +8,7 @@ from itertools import islice
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
 from tokenaudit.contracts.errors import printable, without_commands
+from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
@@ -40,7 +41,7 @@ def audit_github(report: AuditReport, log_path: str, *, most: int) -> str:
 
 
 def _gate_annotations(report: GateReport, place: Callable[[str], str]) -> Iterator[str]:
-    settings = gate.settings_line(report)
+    settings = wording.settings_line(report)
     if settings:
         yield _annotation("notice", settings, {"title": "tokenaudit gate"})
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
@@ -58,7 +59,7 @@ def _verdict_annotation(verdict: Verdict, place: Callable[[str], str]) -> str:
     line = None if origin.line is None else str(origin.line)
     path = None if origin.path is None else place(origin.path)
     properties = {"file": path, "line": line, "title": str(verdict.rule)}
-    return _annotation(verdict.rule.level, gate.message(verdict, ". "), properties)
+    return _annotation(verdict.rule.level, wording.message(verdict, ". "), properties)
 
 
 def _audit_annotations(report: AuditReport, log_path: str) -> Iterator[str]:

@@ -7,12 +7,13 @@ from xml.etree import ElementTree as ET
 
 from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rule import Severity
+from tokenaudit.compare.compare import setting_cells
 from tokenaudit.contracts.errors import printable
+from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
-from tokenaudit.render import audit, gate
+from tokenaudit.render import audit
 from tokenaudit.render.blocks import count_text
-from tokenaudit.render.diff import setting_cells
 
 
 def gate_junit(report: GateReport) -> str:
@@ -28,7 +29,7 @@ def gate_junit(report: GateReport) -> str:
     skipped = report.count(Outcome.NOT_JUDGED, Level.WARNING)
     cases = map(_verdict_case, report.verdicts)
     settings = {key: f"{before} → {after}" for key, before, after, _ in map(setting_cells, report.settings)}
-    return _suites("tokenaudit gate", gate.title(report), counts, skipped, cases, settings)
+    return _suites("tokenaudit gate", wording.title(report), counts, skipped, cases, settings)
 
 
 def audit_junit(report: AuditReport, *, most: int) -> str:
@@ -47,15 +48,15 @@ def audit_junit(report: AuditReport, *, most: int) -> str:
 
 def _verdict_case(verdict: Verdict) -> ET.Element:
     case = ET.Element("testcase", {"classname": "tokenaudit.gate", "name": printable(str(verdict.rule))})
-    text = gate.message(verdict, "\n") + f"\nrule from {printable(verdict.located.origin.place)}"
+    text = wording.message(verdict, "\n") + f"\nrule from {printable(verdict.located.origin.place)}"
     is_error = verdict.rule.level is Level.ERROR
     if verdict.outcome is Outcome.PASSED or (verdict.outcome is Outcome.FAILED and not is_error):
         output = ET.SubElement(case, "system-out")
         output.text = text if verdict.outcome is Outcome.PASSED else f"warning: {text}"
         return case
     tag = "failure" if verdict.outcome is Outcome.FAILED else "error" if is_error else "skipped"
-    kind = gate.label(verdict).replace(" ", "-")
-    part = ET.SubElement(case, tag, {"type": kind, "message": gate.statement(verdict)})
+    kind = wording.label(verdict).replace(" ", "-")
+    part = ET.SubElement(case, tag, {"type": kind, "message": wording.statement(verdict)})
     part.text = text
     return case
 

@@ -16,9 +16,10 @@ from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import printable
+from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
-from tokenaudit.render import audit, gate
+from tokenaudit.render import audit
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "%SRCROOT%"
@@ -38,7 +39,7 @@ def gate_sarif(report: GateReport, judged: str, place: Callable[[str], str] = st
     """
     # Verdicts that passed come last, so a finding has the index of its rule.
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
-    settings = gate.settings_line(report)
+    settings = wording.settings_line(report)
     return _log(
         [_gate_rule(verdict) for verdict in report.verdicts],
         [
@@ -94,7 +95,7 @@ def _verdict_result(index: int, verdict: Verdict, path: str) -> dict[str, Any]:
         # "open" says that the evidence was not enough to decide; the standard allows it no other level.
         "kind": "fail" if is_judged else "open",
         "level": str(verdict.rule.level) if is_judged else "none",
-        "message": _message(gate.message(verdict, ". ")),
+        "message": _message(wording.message(verdict, ". ")),
         "locations": [_location(path, verdict.located.origin.line or 1)],
         "partialFingerprints": {"rule/v1": _fingerprint(str(verdict.rule))},
     }
@@ -103,7 +104,7 @@ def _verdict_result(index: int, verdict: Verdict, path: str) -> dict[str, Any]:
 def _notification(index: int, verdict: Verdict) -> dict[str, Any]:
     return {
         "level": str(verdict.rule.level),
-        "message": _message(gate.message(verdict, ". ")),
+        "message": _message(wording.message(verdict, ". ")),
         "associatedRule": {"id": _id(verdict), "index": index},
     }
 

@@ -215,6 +215,8 @@ TAKEN_BY: dict[str, tuple[str, ...]] = {
     "replay_log": (*_SETTINGS, "timeline", "with_groups", "quarantine", "cache"),
     "LoadedLog.replay": (*_SETTINGS, "timeline", "with_groups"),
     "inspect_log": ("cache", "on_progress"),
+    "gate_log": (*_SETTINGS, "timeline", "quarantine", "cache"),
+    "gate_log(simulate=True)": (*_SETTINGS, *_WORKLOADS),
     "audit_log": (*_SETTINGS, "rules", "epsilon"),
     "explain_log": (*_SETTINGS, "quarantine", "cache", "token_time_us", "prompt_order"),
     "simulate_workload": (*_SETTINGS, *_WORKLOADS, "with_groups", "event_log"),

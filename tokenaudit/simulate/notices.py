@@ -9,17 +9,26 @@ import numpy as np
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
 from tokenaudit.config.warnings import config_warnings
-from tokenaudit.contracts.errors import Notice
+from tokenaudit.contracts.errors import Notice, Problem
 from tokenaudit.log.columns import Int64s, marked
 from tokenaudit.log.files import Log
 from tokenaudit.replay.notices import loss_notices, override_notices
 from tokenaudit.replay.request import PromptOrder, TimelineKind
+from tokenaudit.replay.result import Result
 from tokenaudit.simulate.workload import TaskWorkload, Workload
 
 _GAPS = 10
 """One in so many numbers may be no group: some had not ended when the log did."""
 _LOCAL = 10
 """Groups are away from their place by less than this part of the groups, on average."""
+
+
+def stuck_problems(result: Result) -> list[Problem]:
+    """Why a simulated run can't go on; empty for one that came to its end, and for a replay."""
+    return [
+        Problem(f"the run can't go on: {stuck.message}", f"task {stuck.task}, step {stuck.train_step}", stuck.hint)
+        for stuck in (result.simulation.stuck if result.simulation else ())
+    ]
 
 
 def simulation_notices(

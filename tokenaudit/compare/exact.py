@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tokenaudit.compare.metric_values import Figure, FigureValue, Number, is_percentage
-from tokenaudit.render.blocks import NOTHING
+from tokenaudit.contracts.errors import NOTHING
 
 _MOST_DECIMALS = 40
 _PERCENT_DECIMALS = 2
