@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenaudit.log.log_file
+import tokenaudit.log.merged_batches
 import tokenaudit.log.pieces
 from tokenaudit.contracts.schema import COLUMNS, RUN_FIELDS, ColumnType
 from tokenaudit.log.digest import Digest
@@ -235,7 +236,7 @@ def make_digest(rows: Sequence[Row], *, allow_missing_versions: bool = False, **
 
 def small_batches(patch: pytest.MonkeyPatch, *, rows: int, elements: int = 10**9) -> None:
     """Read logs in batches of at most so many rows, and list elements on average."""
-    for module in (tokenaudit.log.log_file, tokenaudit.log.pieces):
+    for module in (tokenaudit.log.log_file, tokenaudit.log.merged_batches, tokenaudit.log.pieces):
         patch.setattr(module, "MAX_BATCH_ROWS", rows)
         patch.setattr(module, "TARGET_BATCH_ELEMENTS", elements)
     patch.setattr(tokenaudit.log.pieces, "SMALL_PIECE_ELEMENTS", elements)

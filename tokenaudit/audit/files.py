@@ -17,6 +17,7 @@ from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import is_accepted
 from tokenaudit.log.files import Log, log_files, open_log
 from tokenaudit.log.log_file import LogFile
+from tokenaudit.log.pieces import DAMAGED
 
 LARGE_ROW_GROUP_BYTES = 2**30
 """Uncompressed size of a row group that is reported."""
@@ -96,6 +97,8 @@ def _refused(path: Path, problem: Problem) -> FileNote:
             schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError):
         return FileNote("input-truncated-file", path.name, what)
+    if what.startswith(DAMAGED):
+        return FileNote("input-truncated-file", path.name, what)
     if rows == 0 and not problem.what.startswith("column"):
         return FileNote("input-schema-drift", path.name, "the file has no row", Severity.WARNING)
     if _VERSIONS in schema.names and f"'{_VERSIONS}'" in problem.what:
@@ -155,20 +158,13 @@ def without_damage(facts: FileFacts, columns: Sequence[str]) -> FileFacts:
         kept.append(file._replace(columns=tuple(name for name in file.columns if name not in broken)))
     if not kept:
         return FileFacts(None, facts.named, notes)
-    present = {name for file in kept for name in file.columns}
-    log = replace(
-        facts.readable,
-        files=tuple(kept),
-        rows=sum(file.rows for file in kept),
-        columns=tuple(name for name in facts.readable.columns if name in present),
-    )
-    return FileFacts(log, facts.named, notes)
+    return FileFacts(facts.readable.with_files(kept), facts.named, notes)
 
 
 def _fault(facts: FileFacts, file: LogFile, column: str) -> str | None:
     """Why a column of a file can't be decoded; None if it can."""
     try:
-        for _ in read_batches(replace(facts.readable, files=(file,), rows=file.rows), [column]):
+        for _ in read_batches(replace(facts.readable, files=(file,), rows=file.rows, order=None), [column]):
             pass
     except LogError as error:
         return error.problems[0].what

@@ -30,6 +30,9 @@ META_WORLD_SIZE = "tokenaudit.world_size"
 META_CLOCK_ORIGIN = "tokenaudit.clock_origin_us"
 """Microseconds of the Unix epoch at which `time_us` is 0, in decimal, where the recorder filled `time_us`."""
 
+META_MISSING_RANKS = "tokenaudit.missing_ranks"
+"""Ranks that wrote no part, in a log that was merged from those of the others: `3, 5 to 7 of 8`."""
+
 VERSION_RUNS = "response_version_runs"
 """The column that stores version runs in place of a version and a mask entry per token."""
 RUN_FIELDS = ("model_step", "tokens", "trainable")

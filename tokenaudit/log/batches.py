@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from tokenaudit.log.files import Log
+from tokenaudit.log.merged_batches import merged_batches
 from tokenaudit.log.pieces import LogBatch, piece_batches, pieces_of
 from tokenaudit.log.prefetch import Prefetch
 
@@ -30,12 +32,11 @@ def read_batches(
         LogError: a file is damaged behind its footer, vanished, or holds rows longer than any response.
     """
     rows_done = 0
-    for piece in pieces_of(log.files):
-        for batch in piece_batches(piece, columns):
-            yield batch
-            rows_done += batch.rows
-            if on_progress is not None:
-                on_progress(rows_done)
+    for batch in chain.from_iterable(_parts(log, columns)):
+        yield batch
+        rows_done += batch.rows
+        if on_progress is not None:
+            on_progress(rows_done)
 
 
 def map_batches(
@@ -62,10 +63,8 @@ def map_batches(
     Raises:
         LogError: as for `read_batches`.
     """
-    pieces = list(pieces_of(log.files))
     workers = worker_count()
-    by_column = len(pieces) < workers
-    parts = [map(function, piece_batches(piece, columns, by_column=by_column)) for piece in pieces]
+    parts = [map(function, part) for part in _parts(log, columns, workers)]
     rows_done = 0
     with Prefetch(parts, workers, weigh, limit) as values:
         for value in values:
@@ -79,3 +78,12 @@ def worker_count() -> int:
     """Threads to read with: the cores this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MAX_WORKERS)
+
+
+def _parts(log: Log, columns: Sequence[str], workers: int = 1) -> list[Iterator[LogBatch]]:
+    """The batches of a log in parts that threads may read side by side; rows that are merged are one part."""
+    if log.order is not None:
+        return [merged_batches(log.files, log.order, columns)]
+    pieces = list(pieces_of(log.files))
+    by_column = len(pieces) < workers
+    return [piece_batches(piece, columns, by_column=by_column) for piece in pieces]

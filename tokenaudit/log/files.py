@@ -6,7 +6,7 @@ import glob
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tokenaudit.contracts.schema import (
     META_CONFIG,
     META_DROPPED,
     META_LIMITS,
+    META_MISSING_RANKS,
     META_REJECTED,
     META_SOURCE,
     SYNONYMS,
@@ -29,6 +30,8 @@ from tokenaudit.contracts.schema import (
     EventKind,
 )
 from tokenaudit.log.log_file import LogFile, open_file
+from tokenaudit.log.merged_order import MergedOrder, merged_order
+from tokenaudit.log.ranks import RANK_METADATA, file_rank, missing_ranks, present_ranks, rank_problems, ranks_text
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
@@ -58,6 +61,8 @@ class Log:
         unread: its columns that the schema doesn't know, but for those in the notes. They change no result, so that
             none says so; who reads a log for the first time should see them.
         lost_events: events of the run that its recorder didn't write, by the metadata key that counts them.
+        missing_ranks: ranks of the run that wrote no part, in words.
+        order: the order of its rows, where its files are those of several ranks.
     """
 
     name: str
@@ -69,6 +74,8 @@ class Log:
     limits: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     lost_events: Mapping[str, int] = field(default_factory=dict)
+    missing_ranks: tuple[str, ...] = ()
+    order: MergedOrder | None = None
 
     def __repr__(self) -> str:
         return f"Log({self.name}: {plural(self.rows, 'row')}, files: {len(self.files)}, columns: {len(self.columns)})"
@@ -90,7 +97,32 @@ class Log:
     @property
     def losses(self) -> tuple[str, ...]:
         """What its recorder didn't write, in sentences."""
-        return tuple(loss_text(key, count) for key, count in self.lost_events.items())
+        counted = [loss_text(key, count) for key, count in self.lost_events.items()]
+        return (*counted, *(f"there is no part of ranks {_short(ranks)}" for ranks in self.missing_ranks))
+
+    @property
+    def rank_notes(self) -> tuple[str, ...]:
+        """Which ranks' parts are merged, and how well their clocks agree; nothing for a log of one recorder."""
+        if self.order is None:
+            return ()
+        ranks = present_ranks(file.rank for file in self.files if file.rank is not None)
+        return (f"parts of {plural(len(ranks), 'rank')} are merged: {ranks_text(ranks)}", *self.order.notes)
+
+    def with_files(self, files: Sequence[LogFile]) -> Log:
+        """The same log without its other files.
+
+        Raises:
+            LogError: the files that are left can't be merged.
+        """
+        order = None if self.order is None else merged_order(files)
+        present = {name for file in files for name in file.columns}
+        return replace(
+            self,
+            files=tuple(files),
+            rows=sum(file.rows for file in files) if order is None else len(order.row),
+            columns=tuple(name for name in self.columns if name in present),
+            order=order,
+        )
 
     @property
     def source(self) -> str | None:
@@ -202,6 +234,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     metadata: dict[str, str] = {}
     limits: dict[str, None] = {}
     lost: Counter[str] = Counter()
+    missing: dict[str, None] = {}
     unknown: dict[str, None] = {}
     listed = [path for group, _ in found for path in group]
     problems.extend(named_twice(listed, "log"))
@@ -210,9 +243,13 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         if opened is None:
             continue
         file, names, file_metadata = opened
-        files.append(file)
+        rank = file_rank(path, file_metadata, problems) if table is COLUMNS else None
+        for key in RANK_METADATA:
+            file_metadata.pop(key, None)
+        files.append(file._replace(rank=rank))
         unknown.update(dict.fromkeys(name for name in names if name not in known))
         limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
+        missing.update(dict.fromkeys(filter(None, [file_metadata.pop(META_MISSING_RANKS, "")])))
         lost.update({key: _whole_number(file_metadata.pop(key, "")) for key in (META_DROPPED, META_REJECTED)})
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
@@ -221,7 +258,11 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     if not problems:
         problems.extend(_missing_columns(files[0].path, table, present, unknown))
         problems.extend(_lacking_files(files, table, present))
-    rows = sum(file.rows for file in files)
+    if not problems:
+        problems.extend(rank_problems([(file.path, file.rank) for file in files]))
+    ranks = [file.rank for file in files if file.rank is not None]
+    order = merged_order(files) if ranks and not problems else None
+    rows = sum(file.rows for file in files) if order is None else len(order.row)
     if not problems and rows == 0:
         empty, hint = ("workload", "a response") if table is WORKLOAD_COLUMNS else ("log", "record at least one put")
         problems.append(Problem(f"the {empty} has no row", str(files[0].path), hint))
@@ -238,9 +279,11 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         columns=tuple(column.name for column in table if column.name in present),
         metadata=metadata,
         notes=(*suggested, *notes),
-        limits=tuple(limits)[:MAX_LIMITS],
+        limits=(*(order.notes if order else ()), *limits)[:MAX_LIMITS],
         unread=tuple(name for name in unknown if name not in suggestions),
         lost_events={key: count for key, count in lost.items() if count},
+        missing_ranks=tuple(dict.fromkeys(filter(None, [missing_ranks(ranks), *missing])))[:MAX_LIMITS],
+        order=order,
     )
 
 

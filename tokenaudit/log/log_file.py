@@ -21,6 +21,7 @@ from tokenaudit.contracts.schema import (
     META_CONFIG,
     META_DROPPED,
     META_LIMITS,
+    META_MISSING_RANKS,
     META_REJECTED,
     META_SCHEMA_VERSION,
     META_SOURCE,
@@ -30,6 +31,7 @@ from tokenaudit.contracts.schema import (
     ColumnType,
 )
 from tokenaudit.log.columns import is_accepted
+from tokenaudit.log.ranks import RANK_METADATA, FileRank
 from tokenaudit.log.text_columns import MAX_TEXT_BYTES, NAMES_ARE_SHORT
 
 MOST_FOOTER_BYTES = 2**28
@@ -229,7 +231,10 @@ MAX_ROW_ELEMENTS = 2**24
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
 
-_METADATA = (META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS, META_DROPPED, META_REJECTED)
+_METADATA = (
+    META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS, META_DROPPED, META_REJECTED,
+    META_MISSING_RANKS, *RANK_METADATA,
+)  # fmt: skip
 """The entries of a file's key-value metadata that are read."""
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)
 TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT)
@@ -249,6 +254,7 @@ class LogFile(NamedTuple):
         batch_rows: rows per batch that keep a batch within `TARGET_BATCH_ELEMENTS`.
         metadata: its footer.
         chunks: sizes of the column chunks of every row group, by name of the column.
+        rank: the rank that wrote it; None for a log of one recorder.
     """
 
     path: Path
@@ -257,6 +263,7 @@ class LogFile(NamedTuple):
     batch_rows: int
     metadata: pq.FileMetaData
     chunks: tuple[dict[str, ChunkSize], ...]
+    rank: FileRank | None = None
 
 
 def open_file(

@@ -35,6 +35,10 @@ _PIECE_BATCHES = 4
 _LANE_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
 """How much of a column is read from a file at a time; without it pyarrow reads whole column chunks."""
+_LEAST_BUFFER_BYTES = 1 << 14
+
+DAMAGED = "damaged Parquet file"
+"""What is wrong with a file that can't be decoded behind its footer, in a `Problem`."""
 
 _NOT_DECODABLE = ("Not yet implemented", "Expected all lists to be of size")
 """What pyarrow says of valid files; the second before version 26, of nulls among lists of a fixed size."""
@@ -140,43 +144,55 @@ def pieces_of(files: Iterable[LogFile]) -> Iterator[Piece]:
         rows_before += file.rows
 
 
-def piece_batches(piece: Piece, columns: Sequence[str], *, by_column: bool = False) -> Iterator[LogBatch]:
-    """The batches of a piece; `by_column` reads every list column in a thread of its own."""
+def piece_batches(
+    piece: Piece, columns: Sequence[str], *, by_column: bool = False, share: int = 1, rows: int | None = None
+) -> Iterator[LogBatch]:
+    """The batches of a piece.
+
+    Args:
+        piece: what to read.
+        columns: names of the columns to read; those that the file lacks are left out.
+        by_column: read every list column in a thread of its own.
+        share: the part of the memory, one of so many, that it may take.
+        rows: rows per batch, where `batch_rows` gave them already.
+    """
     file = piece.file
     wanted = [name for name in columns if name in file.columns]
     lists = [name for name in wanted if name in LIST_COLUMNS]
     others = [name for name in wanted if name not in LIST_COLUMNS]
     first_row = piece.first_row
     try:
-        batch_rows = _batch_rows(piece, lists)
+        size = batch_rows(piece, lists, share) if rows is None else rows
         lanes = [[name] for name in lists[1:]] if by_column else []
         lanes.insert(0, [*others, *lists[:1]] if by_column else wanted)
-        for arrays, rows in _laned_batches(piece, lanes, batch_rows):
+        for arrays, read in _laned_batches(piece, lanes, size, share):
             for name, array in arrays.items():
                 if name in TEXT_COLUMNS:
                     check_dictionary(array)
                 arrays[name] = plain_lists(array)
-            yield LogBatch(RowPlaces((file.path,), first_row), piece.rows_before + first_row, arrays, rows)
-            first_row += rows
+            yield LogBatch(RowPlaces((file.path,), first_row), piece.rows_before + first_row, arrays, read)
+            first_row += read
         if first_row != piece.first_row + piece.rows:
             missing = piece.first_row + piece.rows - first_row
             where = f"{file.path}, behind row {first_row}"
-            raise LogError(Problem(f"damaged Parquet file: {missing} rows are missing", where, COPY_AGAIN))
+            raise LogError(Problem(f"{DAMAGED}: {missing} rows are missing", where, COPY_AGAIN))
     except (pa.ArrowException, OSError) as error:
         where, what = f"{file.path}, behind row {first_row}", first_line(error)
         if what.startswith(_NOT_DECODABLE):
             raise LogError(Problem(f"pyarrow can't decode a column: {what}", where, _ENCODE_OTHERWISE)) from error
-        raise LogError(Problem(f"damaged Parquet file: {what}", where, COPY_AGAIN)) from error
+        raise LogError(Problem(f"{DAMAGED}: {what}", where, COPY_AGAIN)) from error
 
 
-def _laned_batches(piece: Piece, lanes: list[list[str]], batch_rows: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
+def _laned_batches(
+    piece: Piece, lanes: list[list[str]], size: int, share: int = 1
+) -> Iterator[tuple[dict[str, pa.Array], int]]:
     """Columns by name and rows of every batch; all lanes but the first are read ahead by threads of their own."""
     delta_texts = [name for lane in lanes for name in lane if piece.is_delta_text(name)]
     if delta_texts:
         lanes = [[name for name in lane if name not in delta_texts] for lane in lanes]
         lanes = [*filter(None, lanes), delta_texts]
     with ExitStack() as stack:
-        first, *others = (_record_batches(piece, lane, batch_rows) for lane in lanes)
+        first, *others = (_record_batches(piece, lane, size, share) for lane in lanes)
         prefetched = [
             stack.enter_context(Prefetch([lane], 1, lambda batch: batch.nbytes, _LANE_BYTES)) for lane in others
         ]
@@ -195,20 +211,21 @@ def _laned_batches(piece: Piece, lanes: list[list[str]], batch_rows: int) -> Ite
             yield columns, rows
 
 
-def _record_batches(piece: Piece, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _record_batches(piece: Piece, columns: list[str], batch_rows: int, share: int) -> Iterator[pa.RecordBatch]:
     """One thread's reading; pyarrow's own threads would only get in the way of the others.
 
     Args:
         piece: what to read.
         columns: either of delta texts only, or without any.
         batch_rows: rows per batch.
+        share: as for `piece_batches`.
     """
     are_delta = any(map(piece.is_delta_text, columns))
     size = rows_at_once(piece.most_bytes(columns), batch_rows) if are_delta else batch_rows
     options = {
         "metadata": piece.file.metadata,
         "pre_buffer": False,
-        "buffer_size": _BUFFER_BYTES,
+        "buffer_size": max(_BUFFER_BYTES // share, _LEAST_BUFFER_BYTES),
         # A long name that every row repeats would otherwise be there once for each of them.
         "read_dictionary": [name for name in TEXT_COLUMNS if name in columns and not are_delta],
     }
@@ -219,18 +236,27 @@ def _record_batches(piece: Piece, columns: list[str], batch_rows: int) -> Iterat
         yield from dictionary_batches(read, batch_rows, piece.place) if are_delta else read
 
 
-def _batch_rows(piece: Piece, lists: list[str]) -> int:
+def batch_rows(piece: Piece, lists: list[str], share: int = 1) -> int:
     """Rows per batch: those of the file, or fewer where long responses stand together; many without list columns.
 
     The footer holds the elements of a row group but not those of a row, so a small file could hold one row of
     billions. `response_len` is read first: it bounds the rows, or the row groups must be small enough to be decoded
     whatever their rows hold.
+
+    Args:
+        piece: what is read.
+        lists: the list columns that are read; those that the file lacks are passed over.
+        share: as for `piece_batches`.
+
+    Raises:
+        LogError: rows that no response is long enough for.
     """
+    lists = [name for name in lists if name in piece.file.columns]
     if not lists:
-        return MAX_BATCH_ROWS
-    rows, groups = piece.file.batch_rows, [piece.file.chunks[index] for index in piece.row_groups]
+        return max(MAX_BATCH_ROWS // share, 1)
+    rows, groups = max(piece.file.batch_rows // share, 1), [piece.file.chunks[index] for index in piece.row_groups]
     elements = max(sum(sizes[name].values for sizes in groups if name in sizes) for name in lists)
-    if elements <= SMALL_PIECE_ELEMENTS:
+    if elements <= SMALL_PIECE_ELEMENTS // share:
         return rows
     lengths = _recorded_lengths(piece)
     where = piece.place
@@ -245,7 +271,7 @@ def _batch_rows(piece: Piece, lists: list[str]) -> int:
         what = f"lists of {elements} elements for responses of {recorded} tokens, the longest of {longest}"
         hint = f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response; record long ones as runs"
         raise LogError(Problem(what, where, hint))
-    while rows > 1 and _largest_batch(lengths, rows) > 2 * TARGET_BATCH_ELEMENTS:
+    while rows > 1 and _largest_batch(lengths, rows) > 2 * TARGET_BATCH_ELEMENTS // share:
         rows = -(-rows // 2)
     return rows
 
