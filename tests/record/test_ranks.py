@@ -25,6 +25,7 @@ from tests.record.xtuner_fake import FakeReplayBuffer, FakeState, FakeStatus
 from tokenaudit import Recorder
 from tokenaudit.contracts.errors import RecordError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_RANK, META_WORLD_SIZE
+from tokenaudit.record.event_times import RunClock
 from tokenaudit.record.recorder import WhenFull
 from tokenaudit.record.xtuner import attach_xtuner
 
@@ -325,6 +326,29 @@ def test_time_never_goes_back_whatever_happens_to_the_clock_of_the_system(
     assert times == sorted(times)
     assert times[2] < 60 * 10**6 < 3_600 * 10**6 <= times[3] < 3_660 * 10**6
     assert {metadata_of(part)[META_CLOCK_ORIGIN] for part in tmp_path.glob("*.parquet")} == {str(origin_us)}
+
+
+def test_of_two_calls_that_wait_the_one_recorded_later_is_not_earlier():
+    clock = RunClock(None, 0)
+    rows: list[dict[str, Any]] = [{}, {"time_us": 7}, {"time_us": None}]
+    for row, called_us in zip(rows, (2 * 10**9, 3 * 10**9, 10**9), strict=True):
+        clock.stamp([row], called_us)
+    assert [row["time_us"] for row in rows] == [2 * 10**9, 7, 3 * 10**9]
+
+
+@pytest.mark.parametrize("slow", ["time_ns", "monotonic_ns"])
+def test_a_process_that_waits_between_two_clocks_reads_them_again(slow: str, monkeypatch: pytest.MonkeyPatch):
+    real, slow_calls = getattr(time, slow), [1]
+
+    def now() -> int:
+        if slow_calls:
+            slow_calls.pop()
+            time.sleep(0.2)
+        return real()
+
+    monkeypatch.setattr(time, slow, now)
+    clock = RunClock(None, 0)
+    assert abs(clock.origin_us + clock.now_us() - time.time_ns() // 1000) < 100_000
 
 
 @pytest.mark.parametrize("last", [None, 7_000_000, 2**63 - 1, 1 - 2**63])

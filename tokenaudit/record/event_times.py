@@ -23,8 +23,7 @@ class RunClock:
     """
 
     def __init__(self, origin_us: int | None, reached_us: int) -> None:
-        self._started_ns = time.monotonic_ns()
-        epoch_us = time.time_ns() // 1000
+        self._started_ns, epoch_us = _both_clocks()
         self.origin_us = epoch_us - reached_us if origin_us is None else origin_us
         # the system's clock may have been set back since then, or be another host's
         self._first_us = max(epoch_us - self.origin_us, reached_us)
@@ -43,6 +42,16 @@ class RunClock:
         for row in rows:
             if row.get("time_us") is None:
                 row["time_us"] = self._latest_us
+
+
+def _both_clocks() -> tuple[int, int]:
+    """The monotonic clock in nanoseconds and the system's in microseconds, read together as closely as in 5 tries.
+
+    A process that has to wait in between would put its events before or behind those of other ranks.
+    """
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    before_ns, epoch_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
+    return (before_ns + after_ns) // 2, epoch_ns // 1000
 
 
 class CallerTimes:
