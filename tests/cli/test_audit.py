@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.builders import put, take, write_log
+from tests.builders import put, refresh, take, write_log
 from tests.conftest import SAMPLE
 from tests.render.test_gate_outputs import assert_validators_note_nothing
 from tokenaudit.audit.findings import MOST_KEPT
+from tokenaudit.audit.rule import Fact
 from tokenaudit.render.github import MOST_ANNOTATIONS
 
 CONFIG = ("-s", "policy.max_staleness=3")
@@ -29,8 +31,40 @@ def test_the_sample_passes(run_cli):
     ran = run_cli("audit", SAMPLE)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1].endswith("0 errors, 4 warnings, 1 info · 19 rules not run")
-    assert "  S015 S016 S017 S021: needs logprobs or train_logprobs" in ran.out
-    assert "L013 task code: 34.7 % of produced tokens (1,114,334 of 3,211,658) were dropped as stale" in ran.out
+    assert "  task code: 34.7 % of produced tokens (1,114,334 of 3,211,658) were dropped as stale\n" in ran.out
+    assert "not run: 19 rules for want of columns, events or settings; -v lists them" in ran.out
+    every = run_cli("audit", SAMPLE, "-v").out
+    assert "not run: S015 S016 S017 S021: needs logprobs or train_logprobs" in every
+    assert re.search(r"^M001 mask-length-mismatch +error +rows +3,087 +0$", every, re.MULTILINE)
+
+
+def test_a_report_says_a_thing_once_the_most_costly_first(run_cli):
+    titles = [line.split()[1] for line in run_cli("audit", SAMPLE).out.splitlines() if re.match(r"warning|info", line)]
+    # tokens dropped: 1,114,334 of the task, among them those of one group 19 times, and of 17 groups in the queue
+    assert titles == ["L013", "L011", "L003", "L021", "L020"]
+
+
+def test_findings_share_the_list(run_cli, tmp_path: Path):
+    rows = [put(n, n, tokens=3, response_mask=[0, 0], rollout_id=n) for n in range(9)]
+    out = run_cli("audit", write_log(tmp_path / "log.parquet", rows), "--max-findings", 5).out
+    assert out.count("  task default, group ") == 5
+    for code in ("M001", "G002"):
+        assert re.search(rf"{code} \S+ · 9 findings · \w+ checked: 9\n(  task default, group .*\n){{2,3}}  … ", out)
+
+
+@pytest.mark.parametrize(("rows", "needs"), [
+    ([put(1, 1), refresh(2), take(3)], [str(Fact.CONFIG)]),
+    ([put(1, 1)], [str(Fact.CONFIG), str(Fact.TIMELINE)]),
+])  # fmt: skip
+def test_without_a_config_a_config_is_what_is_missing(rows: list[dict], needs: list[str], run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", rows)
+    data = json.loads(run_cli("audit", path, "--format", "json").out)
+    missing = {rule["code"]: rule["missing"] for rule in data["rules"]}
+    assert missing["L002"] == [str(Fact.CONFIG)]
+    assert missing["L014"] == needs
+    assert missing["L013"] == [str(Fact.CONFIG)]
+    text = run_cli("audit", path).out
+    assert re.search(r"not run: \d+ rules for want of a config: give one with -c FILE; `tokenaudit init LOG`", text)
 
 
 def test_errors_fail_and_exit_zero_forgives_them(run_cli, tmp_path: Path):
@@ -132,9 +166,10 @@ def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Pat
 
 def test_findings_beyond_those_listed_are_counted(run_cli, tmp_path: Path):
     ran = run_cli("audit", broken(tmp_path, 70), "--max-findings", "5")
-    assert ran.out.count("M001 task default") == 5
-    assert "… 135 more findings not listed" in ran.out
-    assert run_cli("audit", broken(tmp_path, 70), "--max-findings", "0").out.count("M001 task default") == 0
+    assert ran.out.count("  task default, group ") == 5
+    hidden = [int(count) for count in re.findall(r"… (\d+) more findings not listed", ran.out)]
+    assert sum(hidden) == 135
+    assert run_cli("audit", broken(tmp_path, 70), "--max-findings", "0").out.count("  task default, group ") == 0
 
 
 def test_when_every_row_is_faulty_all_are_counted_and_some_kept(run_cli, tmp_path: Path):
@@ -160,16 +195,16 @@ def test_a_rule_without_its_columns_is_not_run_and_never_passed(run_cli, tmp_pat
 def test_without_a_config_the_lifecycle_is_not_judged(run_cli, tmp_path: Path):
     path = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)])
     ran = run_cli("audit", path, "--isolated")
-    assert "no replay: no config is known" in ran.out
-    assert "no replay" not in run_cli("audit", path, "--isolated", *CONFIG).out
+    assert "rules for want of a config" in ran.out
+    assert "want of a config" not in run_cli("audit", path, "--isolated", *CONFIG).out
 
 
 def test_a_log_that_replay_refuses_is_audited_all_the_same(run_cli, tmp_path: Path):
     path = write_log(tmp_path / "log.parquet", [put(1, None) | {"event": "drop"}, put(2, 2, response_mask=[1])])
     ran = run_cli("audit", path, *CONFIG)
     assert ran.code == 1
-    assert "S007 step 1, event 1: unknown event 'drop'" in ran.out
-    assert "M001 task default, group 2" in ran.out
+    assert "S007 unknown-event · 1 finding · rows checked: 2\n  step 1, event 1: unknown event 'drop'\n" in ran.out
+    assert "M001 mask-length-mismatch · 1 finding · rows checked: 1\n  task default, group 2" in ran.out
     assert "note: no replay: unknown event 'drop'" in ran.out
 
 
@@ -191,8 +226,9 @@ def test_csv_holds_every_finding(run_cli, tmp_path: Path):
 
 def test_markdown_tells_rules_and_findings(run_cli, tmp_path: Path):
     text = run_cli("audit", broken(tmp_path), "--format", "markdown").out
-    assert "| M001 mask-length-mismatch" in text
-    assert "- error M001 task default, group 0, rollout 0, put 1: 2 mask values for 3 tokens" in text
+    assert "error M001 mask-length-mismatch · 3 findings · rows checked: 3" in text
+    assert "- task default, group 0, rollout 0, put 1: 2 mask values for 3 tokens" in text
+    assert "| M001 mask-length-mismatch" in run_cli("audit", broken(tmp_path), "-v", "--format", "markdown").out
 
 
 def test_junit_has_a_case_per_rule(run_cli, tmp_path: Path):

@@ -395,6 +395,7 @@ def on_terminal(columns: int, *arguments: str) -> str:
         ("diff", CONFIG, WORSE, "--log", SAMPLE, "--groups"),
         ("inspect", SAMPLE),
         ("lint", WORSE),
+        ("audit", SAMPLE, "-v"),
         ("gate", SAMPLE, "--rule", "expired_groups <= 300"),
         ("import", "--list"),
     ],

@@ -81,6 +81,16 @@ class Case:
         return {*columns, *(str(fact) for fact, is_there in facts.items() if is_there)}
 
     @property
+    def facts_behind_config(self) -> set[str]:
+        """The facts that are missing only because no config is known: whether they hold, a config would show."""
+        if self.config is not None or self.puts is None:
+            return set()
+        facts = {*Fact} - {Fact.READABLE, Fact.RECORDED_TAKES, Fact.SYNCS, Fact.SAMPLES}
+        if (self.table["kind"] == KIND_CODE[EventKind.PUT]).all():
+            facts -= {Fact.TIMELINE}
+        return {*map(str, facts)}
+
+    @property
     def readable(self) -> PutRuns:
         """The version runs, for checks that run only where there are some."""
         assert self.puts is not None

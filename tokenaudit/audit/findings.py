@@ -128,6 +128,7 @@ class Findings:
         checked: what the rule looked at.
         unit: what `checked` counts.
         identities: those of all findings by severity, once there are more than are kept.
+        cost_tokens: tokens that are wrong or lost because of them, as far as the check knows; it orders reports.
     """
 
     rule: AuditRule
@@ -136,6 +137,7 @@ class Findings:
     checked: int = 0
     unit: str = "rows"
     identities: dict[Severity, Identities] = field(default_factory=dict)
+    cost_tokens: int = 0
 
     @property
     def total(self) -> int:
@@ -146,6 +148,7 @@ class Findings:
         """Add one finding, as bad as the rule says unless a severity is given."""
         level = severity or self.rule.severity
         self.counts[level] += 1
+        self.cost_tokens += subject.tokens or 0
         if len(self.kept) < MOST_KEPT:
             self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message))
         else:

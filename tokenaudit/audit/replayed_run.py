@@ -40,6 +40,11 @@ class Expired(NamedTuple):
     put: int
     waited: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of its members, fresh ones included."""
+        return self.event.expired.tokens + self.event.fresh.tokens
+
 
 class Sampled(NamedTuple):
     """A sample event of the log, and the pool in which replay held the group then; None: not held.

@@ -13,7 +13,7 @@ from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.replayed_run import ReplayedRun, follow
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun
-from tokenaudit.audit.rule import AuditRule, select_rules
+from tokenaudit.audit.rule import AuditRule, Fact, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, trained_masks
@@ -135,7 +135,7 @@ def _replayed(read: _Read, config: Config | None) -> Case:
     puts = PutRuns(table, digest, config) if digest is not None else None
     run: ReplayedRun | None = None
     if config is None:
-        why = why or "no config is known"
+        why = why or "no config is known: give one with -c FILE"
     elif digest is not None and puts is not None:
         try:
             run = follow(digest, config, puts)
@@ -156,10 +156,13 @@ def _replayed(read: _Read, config: Config | None) -> Case:
 
 
 def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
-    facts = case.facts
+    facts, behind_config = case.facts, case.facts_behind_config
     runs: list[RuleRun] = []
     for rule in rules:
         missing = rule.missing(facts)
+        if missing and behind_config:
+            others = rule.missing(facts | behind_config)
+            missing = missing if others == missing else (Fact.CONFIG, *others)
         if missing:
             runs.append(RuleRun(rule, None, missing, {}))
             continue

@@ -85,7 +85,7 @@ def audit(
     Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit explain CODE`
     explains a rule.
     """
-    del quiet, verbose
+    del quiet
     from tokenaudit.audit.checks import RULES
     from tokenaudit.audit.report import compared, of_severity
     from tokenaudit.audit.rule import select_rules
@@ -102,7 +102,8 @@ def audit(
     if known is not None:
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)
-    emit(_renderers(report, from_repository_root(log[0].as_posix()), max_findings), format_, outputs, SUFFIXES)
+    renderers = _renderers(report, from_repository_root(log[0].as_posix()), max_findings, verbose)
+    emit(renderers, format_, outputs, SUFFIXES)
     code = report.exit_code(exit_zero=exit_zero)
     if code:
         raise typer.Exit(code)
@@ -124,7 +125,7 @@ def _read_baseline(path: Path) -> dict[str, Any]:
     return data
 
 
-def _renderers(report: AuditReport, log_path: str, most: int) -> Renderers:
+def _renderers(report: AuditReport, log_path: str, most: int, verbose: bool) -> Renderers:
     from tokenaudit.audit.report import report_json
     from tokenaudit.cli.output import in_render
     from tokenaudit.render.audit import audit_blocks, audit_csv
@@ -132,10 +133,10 @@ def _renderers(report: AuditReport, log_path: str, most: int) -> Renderers:
     from tokenaudit.render.markdown import markdown_text
 
     return {
-        "table": lambda terminal: console_text(audit_blocks(report, most=most), terminal),
+        "table": lambda terminal: console_text(audit_blocks(report, most=most, verbose=verbose), terminal),
         "json": lambda _: report_json(report),
         "csv": lambda _: audit_csv(report),
-        "markdown": lambda _: markdown_text(audit_blocks(report, most=most)),
+        "markdown": lambda _: markdown_text(audit_blocks(report, most=most, verbose=verbose)),
         "junit": lambda _: in_render("junit.audit_junit")(report, most=most),
         "sarif": lambda _: in_render("sarif.audit_sarif")(report, log_path, most=most),
         "github": lambda _: in_render("github.audit_github")(report, log_path, most=most),

@@ -8,17 +8,17 @@ from io import StringIO
 
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
-from tokenaudit.audit.rule import Severity
+from tokenaudit.audit.rule import Fact, Severity
 from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     Bar,
     Block,
+    Fit,
     Form,
     Gap,
     Heading,
     Lines,
     Paragraph,
-    Phrase,
     Table,
     TableColumn,
     TableRow,
@@ -36,80 +36,85 @@ CSV_COLUMNS = (
 _TONES = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.WARNING, Severity.INFO: Tone.PLAIN}
 
 
-def audit_blocks(report: AuditReport, *, most: int) -> Iterator[Block]:
-    """Title, verdict, rules with findings, the findings, evidence, what did not run, and caveats.
+def audit_blocks(report: AuditReport, *, most: int, verbose: bool = False) -> Iterator[Block]:
+    """Title, verdict, the findings of each rule with what to do about them, evidence, what did not run, and caveats.
 
     Args:
         report: the report.
         most: findings to list; the others are counted.
+        verbose: list all rules that ran, and those that did not with what they need.
     """
     yield Heading("tokenaudit audit", title(report))
     summary = Paragraph(verdict(report), Tone.STRONG)
     yield from only(Form.DOCUMENT, summary)
     yield Gap()
-    runs = with_findings(report)
-    if runs:
-        yield _rule_table(report, runs)
-        yield Gap()
-        yield from _findings(report, most)
-        yield Gap()
-        meanings = [f"{run.rule.code} {run.rule.name}: {run.rule.meaning} {run.rule.fix}" for run in runs]
-        yield Lines(meanings, Tone.FAINT, form=Form.TERMINAL)
+    for run, listed in _listed(report, most):
+        yield from _rule_blocks(run, listed, report)
         yield Gap()
     if report.evidence:
-        yield Paragraph("how off-policy each age is", form=Form.TERMINAL)
+        yield Paragraph("how off-policy each age is")
         yield _evidence_table(report.evidence)
         yield Gap()
-    not_run, caveats = not_run_lines(report), [f"note: {line}" for line in caveat_lines(report)]
-    if not_run:
-        yield Paragraph("not run", form=Form.TERMINAL)
-        yield Lines(not_run, Tone.FAINT, indent=2, form=Form.TERMINAL)
-        yield from only(Form.TERMINAL, Gap())
-        yield Lines([f"not run: {line}" for line in not_run], form=Form.DOCUMENT)
-    if caveats:
-        yield Lines(caveats, Tone.FAINT)
+    if verbose:
+        yield _rule_table(report)
+        yield Gap()
+    lines = [f"not run: {line}" for line in _not_run_lines(report, verbose=verbose)]
+    lines += [f"note: {line}" for line in caveat_lines(report)]
+    if lines:
+        yield Lines(lines, Tone.FAINT)
         yield Gap()
     yield from only(Form.TERMINAL, summary)
 
 
-def _rule_table(report: AuditReport, runs: Sequence[RuleRun]) -> Table:
-    columns = [
-        TableColumn("code", "left", form=Form.TERMINAL),
-        TableColumn("rule", "left", form=Form.TERMINAL),
-        TableColumn("rule", "left", form=Form.DOCUMENT),
-        TableColumn("severity", "left"),
-        TableColumn("findings"),
-        TableColumn("new", form=None if report.has_baseline else Form.DOCUMENT),
-        TableColumn("checked", form=Form.TERMINAL),
-    ]
-    return Table(columns, [_rule_row(run) for run in runs])
-
-
-def _rule_row(run: RuleRun) -> TableRow:
+def _rule_blocks(run: RuleRun, listed: Sequence[Finding], report: AuditReport) -> Iterator[Block]:
+    """A rule, what it found, and what to do about it."""
     assert run.findings is not None
-    code, name, level = run.rule.code, run.rule.name, worst(run)
-    found, new = f"{run.findings.total:,}", f"{sum(run.new.values()):,}"
-    checked = f"{run.findings.checked:,} {run.findings.unit}"
-    return TableRow((code, name, f"{code} {name}", level, found, new, checked), _TONES[level])
-
-
-def _findings(report: AuditReport, most: int) -> Iterator[Block]:
-    # new ones first, then the worst, in the order of the rules
-    shown = sorted(report.findings, key=lambda finding: (not finding.is_new, finding.severity.rank))[:most]
-    if shown:
-        yield Lines([_finding_line(finding) for finding in shown], form=Form.TERMINAL)
-        listed = [f"{finding.severity} {finding.code} {finding_text(finding)}" for finding in shown]
-        yield Lines(listed, form=Form.DOCUMENT)
-    hidden = sum(run.findings.total for run in report.runs if run.findings is not None) - len(shown)
+    rule, findings = run.rule, run.findings
+    new = f", {sum(run.new.values()):,} new" if report.has_baseline else ""
+    counted = f"{count_text(findings.total, 'finding')}{new} · {findings.unit} checked: {findings.checked:,}"
+    yield Paragraph(f"{worst(run)} {rule.code} {rule.name} · {counted}", _TONES[worst(run)])
+    lines = [finding_text(finding) + ("" if finding.is_new else " (known)") for finding in listed]
+    hidden = findings.total - len(listed)
     if hidden:
         hint = "--max-findings shows more, --format json all that were kept"
-        text = f"… {count_text(hidden, 'more finding')} not listed: {hint}"
-        yield Paragraph(text, Tone.FAINT, form=Form.TERMINAL)
+        lines.append(f"… {count_text(hidden, 'more finding')} not listed: {hint}")
+    yield Lines(lines, indent=2)
+    yield Lines([f"{rule.meaning} {rule.fix}"], Tone.FAINT, indent=2)
 
 
-def _finding_line(finding: Finding) -> Phrase:
-    known = "" if finding.is_new else " (known)"
-    return Phrase(f"{finding.code} {finding_text(finding)}{known}", _TONES[finding.severity])
+def _listed(report: AuditReport, most: int) -> Iterator[tuple[RuleRun, Sequence[Finding]]]:
+    """Every rule with the findings of it that are listed: an equal share of `most`, and what others leave of it."""
+    runs = with_findings(report)
+    kept: dict[str, list[Finding]] = {run.rule.code: [] for run in runs}
+    for finding in sorted(report.findings, key=lambda finding: (not finding.is_new, finding.severity.rank)):
+        kept[finding.code].append(finding)
+    share = most // max(1, len(runs))
+    left = most - sum(min(share, len(findings)) for findings in kept.values())
+    for run in runs:
+        findings = kept[run.rule.code]
+        more = min(left, max(0, len(findings) - share))
+        left -= more
+        yield run, findings[: share + more]
+
+
+def _rule_table(report: AuditReport) -> Table:
+    """All rules that ran, and what they looked at."""
+    texts = ("rule", "severity", "looks at")
+    columns = [TableColumn(name, "left", is_label=name == "rule") for name in texts]
+    columns += map(TableColumn, ("checked", "findings"))
+    rows = [
+        TableRow((
+            f"{run.rule.code} {run.rule.name}",
+            worst(run),
+            run.findings.unit,
+            f"{run.findings.checked:,}",
+            f"{run.findings.total:,}",
+        ))
+        for run in report.runs
+        if run.findings is not None
+    ]  # fmt: skip
+    fit = Fit(("findings", "checked", "severity", "looks at"), columns_hint="in a wider terminal or a pipe")
+    return Table(columns, rows, "rules that ran", fit=fit)
 
 
 def _evidence_table(evidence: Sequence[AgeEvidence]) -> Table:
@@ -167,9 +172,14 @@ def finding_text(finding: Finding) -> str:
 
 
 def with_findings(report: AuditReport) -> list[RuleRun]:
-    """Rules that found something, the worst first."""
+    """Rules that found something: those with new findings first, then the worst, then the most costly."""
     runs = [run for run in report.runs if run.findings is not None and run.findings.total]
-    return sorted(runs, key=lambda run: worst(run).rank)
+    return sorted(runs, key=lambda run: (not any(run.new.values()), worst(run).rank, -_cost(run)))
+
+
+def _cost(run: RuleRun) -> int:
+    """Tokens that are wrong or lost, as far as the rule knows."""
+    return 0 if run.findings is None else run.findings.cost_tokens
 
 
 def worst(run: RuleRun) -> Severity:
@@ -178,19 +188,31 @@ def worst(run: RuleRun) -> Severity:
     return found[0] if found else run.rule.severity
 
 
-def not_run_lines(report: AuditReport) -> list[str]:
-    """Rules that could not run, by what they need."""
+def _not_run_lines(report: AuditReport, *, verbose: bool) -> list[str]:
+    """Rules that could not run: how many; or which, by what they need."""
     by_need: dict[tuple[str, ...], list[str]] = {}
     for run in report.runs:
         if not run.ran:
             by_need.setdefault(run.missing, []).append(run.rule.code)
-    return [f"{' '.join(codes)}: needs {' and '.join(needs)}" for needs, codes in by_need.items()]
+    if verbose:
+        return [f"{' '.join(codes)}: needs {' and '.join(needs)}" for needs, codes in by_need.items()]
+    count, needs = sum(map(len, by_need.values())), len(by_need)
+    lines: list[str] = []
+    for_config = by_need.get((Fact.CONFIG,), [])
+    if for_config:
+        hint = "give one with -c FILE; `tokenaudit init LOG` writes one"
+        lines.append(f"{count_text(len(for_config), 'rule')} for want of a config: {hint}")
+        count, needs = count - len(for_config), needs - 1
+    if count:
+        wanted = "a column, an event or a setting" if needs == 1 else "columns, events or settings"
+        lines.append(f"{count_text(count, 'rule')} for want of {wanted}; -v lists them")
+    return lines
 
 
 def caveat_lines(report: AuditReport) -> list[str]:
     """What the findings do not stand on, and what to know about the files."""
     lines: list[str] = []
-    if report.why_no_replay:
+    if report.why_no_replay and not any(run.missing[:1] == (Fact.CONFIG,) for run in report.runs):
         lines.append(f"no replay: {printable(report.why_no_replay)}")
     if report.left_out_groups:
         groups = count_text(report.left_out_groups, "group")

@@ -59,8 +59,6 @@ _STYLES = {
 _SGR = {"bold": "1", "dim": "2"} | {f"color({color})": f"38;5;{color}" for color in (GREEN, ORANGE, RED)}
 """Parameters of the terminal's escape sequences."""
 _WORD = re.compile(r"\S+")
-_NARROWEST_TEXT = 12
-"""Columns of a cell with text that is broken between words."""
 _FIRST_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
 _DEEPEST_HANG = 24
 """The widest first column below whose side the further lines of a text stand."""
@@ -241,8 +239,8 @@ def _room_for_numbers(table: Table, terminal: Terminal) -> int | None:
     needed = 0
     for position, column in enumerate(table.columns):
         texts = (column.name, *(_text(row.cells[position]) for row in table.rows))
-        widest = max(map(_columns, texts))
-        needed += 3 + (widest if column.align == "right" else min(widest, _NARROWEST_TEXT))
+        whole = texts if column.align == "right" else " ".join(texts).split()
+        needed += 3 + max(map(_columns, whole))
     return terminal.width if needed - 3 <= terminal.width else None
 
 

@@ -49,6 +49,7 @@ def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
     findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, count in tokens.items():
         text = f"{plural(count, 'token')} of fresh members lost with {plural(groups[task], 'group')} whose mate expired"
+        findings.cost_tokens += count
         findings.add(Subject(task), text)
 
 
@@ -63,6 +64,7 @@ def _silent_discard(case: Case, findings: Findings) -> None:
         if groups:
             tokens = account.count(m.DISCARDED_STALE_TOKENS) + account.count(m.DISCARDED_FRESH_TOKENS)
             text = f"{plural(groups, 'expired group')} with {plural(tokens, 'token')} discarded"
+            findings.cost_tokens += tokens
             findings.add(Subject(task), f"{text} (tail_batch_trigger_size -1)")
 
 
@@ -74,13 +76,17 @@ def _starved_group(case: Case, findings: Findings) -> None:
     replayed = case.replayed
     taken = {(entry.event.task_name, entry.event.group_id) for entry in replayed.taken}
     steps: dict[Key, list[int]] = defaultdict(list)
+    tokens = Counter[Key]()
     for expired in replayed.expired:
-        steps[expired.event.task_name, expired.event.group_id].append(expired.event.train_step)
+        key = expired.event.task_name, expired.event.group_id
+        steps[key].append(expired.event.train_step)
+        tokens[key] += expired.tokens
     findings.add_checked(len(steps), "groups that expired")
     for (task, group_id), when in steps.items():
         if len(when) >= STARVED_AFTER and (task, group_id) not in taken:
             listed = ", ".join(map(str, when[:6])) + (", …" if len(when) > 6 else "")
             text = f"expired {len(when)} times (steps {listed}), never trained"
+            findings.cost_tokens += tokens[task, group_id]
             findings.add(Subject(task, group_id), text)
 
 
@@ -95,10 +101,9 @@ def _length_bias(case: Case, findings: Findings) -> None:
         measures = entry.event.responses.measures
         taken[entry.event.task_name].append(measures.tokens // max(1, measures.samples))
     for entry in replayed.expired:
-        parts = (entry.event.expired, entry.event.fresh)
-        tokens = sum(part.tokens for part in parts)
-        if tokens:
-            expired[entry.event.task_name].append(tokens // sum(len(part) for part in parts))
+        if entry.tokens:
+            members = len(entry.event.expired) + len(entry.event.fresh)
+            expired[entry.event.task_name].append(entry.tokens // members)
     findings.add_checked(len(replayed.expired), "expired groups")
     for task, lengths in expired.items():
         if len(lengths) < BIAS_GROUPS or len(taken[task]) < BIAS_GROUPS:
@@ -124,6 +129,7 @@ def _discard_rate(case: Case, findings: Findings) -> None:
         text += " were dropped as stale"
         if fresh:
             text += f", {100 * fresh / dropped:.0f} % of which belonged to members that were fresh"
+        findings.cost_tokens += dropped
         findings.add(Subject(task), text)
 
 

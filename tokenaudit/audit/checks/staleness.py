@@ -79,6 +79,7 @@ def _aged_in_queue(case: Case, findings: Findings) -> None:
     for task, groups in by_task.items():
         waits = sorted(expired.waited for expired in groups)
         text = f"{plural(len(groups), 'group')} became too old after the put; median wait"
+        findings.cost_tokens += sum(expired.tokens for expired in groups)
         findings.add(Subject(task), f"{text} {plural(waits[len(waits) // 2], 'step')}")
 
 
