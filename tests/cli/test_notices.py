@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.builders import put, take, write_log
 from tests.conftest import ROOT, SAMPLE, get_command
+from tokenaudit import replay_log
 from tokenaudit.cli import app
 
 POLICY = "policy.max_token_staleness=2"
@@ -39,6 +41,46 @@ def test_an_override_that_tasks_ignore_is_said_though_quiet(arguments: tuple[obj
 def test_quiet_hides_warnings(run_cli: Any):
     assert run_cli("replay", SAMPLE).err.startswith("warning: ")
     assert run_cli("replay", SAMPLE, "-q").err == ""
+
+
+NO_CONFIG = (
+    "no config was found, so every setting that -s doesn't give is a default\n"
+    "  Name the run's config with -c FILE, or write one with tokenaudit init; --isolated takes the defaults.\n"
+)
+BATCH = ("-s", "timeline.train_batch_size=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("replay", "LOG"), ""),
+        (("simulate", "LOG", "--token-time-us", "1"), ""),
+        (("simulate", "LOG", "--token-time-us", "1", "--prompt-order", "group-id"), ""),
+        (("gate", "LOG", "--rule", "dropped_tokens <= 0"), ""),
+        (("diff", "--log", "LOG", "--set-b", "policy.max_staleness=2"), "A and B: "),
+    ],
+)
+def test_a_run_on_defaults_says_that_no_config_was_found(
+    arguments: tuple[str, ...], name: str, run_cli: Any, tmp_path: Path
+):
+    log = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)])
+    command = [log if part == "LOG" else part for part in (*arguments, *BATCH)]
+    said = f"warning: {name}{NO_CONFIG}"
+    assert said in run_cli(*command).err
+    assert "no config" not in run_cli(*command, "-q").err
+    assert "no config" not in run_cli(*command, "--isolated").err
+    (tmp_path / "tokenaudit.toml").write_text("[gate]\nrules = []\n")
+    assert said in run_cli(*command).err
+    (tmp_path / "tokenaudit.toml").write_text("[policy]\nmax_staleness = 1\n")
+    assert "no config" not in run_cli(*command).err
+
+
+def test_a_config_that_is_named_may_hold_defaults_only(run_cli: Any, tmp_path: Path):
+    log = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)])
+    (tmp_path / "empty.toml").write_text("")
+    assert run_cli("replay", log, "-c", "empty.toml").err == ""
+    assert replay_log(log, config={}).result.warnings == ()
+    assert [notice.code for notice in replay_log(log).result.warnings] == ["no-config"]
 
 
 def following(err: str) -> list[str]:

@@ -116,7 +116,7 @@ def _explained(
             what = f"{names[0]} is no file or folder, and --group and --step are for a log"
             raise UsageError(Problem(what, None, "give a Parquet file, a folder or a glob pattern"))
         return _explained_names(names, None)
-    from tokenaudit.replay.notices import override_notices
+    from tokenaudit.replay.notices import settings_notices
     from tokenaudit.replay.open_loop import timeline_of
     from tokenaudit.replay.session import load_log
 
@@ -124,10 +124,10 @@ def _explained(
         raise UsageError(Problem(f"--group and --step don't go with a name: {names[0]}", None, "run it twice"))
     loaded = load_log(request)
     note_config(loaded.settings, request)
-    config, origins = loaded.settings.config, loaded.settings.origins
+    config = loaded.settings.config
     if names or group is not None or step is not None:
         kind = timeline_of(loaded.digest, None)
-        streams.show_notices(override_notices(config, loaded.digest.tasks, kind, origins))
+        streams.show_notices(settings_notices(loaded.settings, loaded.digest.tasks, kind))
     if names:
         return _explained_names(names, loaded)
     if group is not None:

@@ -57,6 +57,7 @@ class Settings:
         file: the config file in use, None without one. It may set [gate] only, over the log's metadata.
         found_by: how `file` came to be used; None without one.
         overridden_tasks: tasks that nothing but `-s` names.
+        on_defaults: whether a config was looked for, and none was found that sets more than [gate].
     """
 
     config: Config
@@ -65,6 +66,7 @@ class Settings:
     file: Path | None = None
     found_by: FoundBy | None = None
     overridden_tasks: tuple[str, ...] = ()
+    on_defaults: bool = False
 
     def __repr__(self) -> str:
         named = [key for key, origin in self.origins.items() if origin != DEFAULT]
@@ -116,7 +118,9 @@ def load_settings(
     problems += [problem for layer in layers for problem in layer.problems()]
     if problems:
         raise ConfigError(problems)
-    return _merged(layers, file)
+    is_meant = isolated or config is not None or config_path is not None
+    is_found = any(layer.sets_more_than_gate for layer in layers)
+    return replace(_merged(layers, file), on_defaults=not is_meant and not is_found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,11 @@ class _Layer:
     origin: str
     source: str
     data: dict[str, Any]
+
+    @property
+    def sets_more_than_gate(self) -> bool:
+        """Whether it is a config of a run, which `-s` alone isn't."""
+        return self.origin != OVERRIDE and bool(self.data.keys() - {"gate"})
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with it."""
@@ -154,7 +163,7 @@ class _File:
     @property
     def replaces_metadata(self) -> bool:
         """Whether the log's own config no longer counts."""
-        return self.found_by is FoundBy.GIVEN or bool(self.layer.data.keys() - {"gate"})
+        return self.found_by is FoundBy.GIVEN or self.layer.sets_more_than_gate
 
 
 _REPLACES_METADATA = "-c FILE replaces the log's own config"

@@ -13,7 +13,7 @@ from tokenaudit.contracts.files import replacing
 from tokenaudit.masks.backends import Backend
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
-from tokenaudit.replay.notices import override_notices, quarantine_notices
+from tokenaudit.replay.notices import quarantine_notices, settings_notices
 from tokenaudit.replay.open_loop import timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.session import load_log, no_collections
@@ -65,5 +65,5 @@ def mask_log(
             on_progress=request.stage(f"masking {log.name}", log.rows),
         )
     kind = timeline_of(digest, request.timeline)
-    overridden = override_notices(settings.config, digest.tasks, kind, settings.origins)
-    return MaskedLog(totals, settings, (*quarantine_notices(digest), *overridden))
+    of_settings = settings_notices(settings, digest.tasks, kind)
+    return MaskedLog(totals, settings, (*quarantine_notices(digest), *of_settings))

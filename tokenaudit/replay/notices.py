@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
 from tokenaudit.config.toml import OVERRIDE, dotted, override_texts
 from tokenaudit.config.warnings import config_warnings
@@ -60,18 +61,20 @@ def quarantine_notices(digest: Digest) -> list[Notice]:
     return [Notice("quarantined", message, f"Faulty rows: {faults}.")]
 
 
-def override_notices(
-    config: Config, tasks: Sequence[str], kind: TimelineKind, origins: Mapping[str, str]
-) -> list[Notice]:
-    """Values given with `-s` that change nothing, or nothing for the tasks that a notice names.
+def settings_notices(settings: Settings, tasks: Sequence[str], kind: TimelineKind) -> list[Notice]:
+    """That a config is missing; and values given with `-s` that change nothing, or nothing for the tasks named.
 
     Args:
-        config: the config they are part of.
+        settings: the settings of the run.
         tasks: tasks of the log.
         kind: the timeline that is followed.
-        origins: where each dotted key comes from, as in `settings.Settings`.
     """
+    config, origins = settings.config, settings.origins
     found: list[Notice] = []
+    if settings.on_defaults:
+        message = "no config was found, so every setting that -s doesn't give is a default"
+        cost = "Name the run's config with -c FILE, or write one with tokenaudit init; --isolated takes the defaults."
+        found.append(Notice("no-config", message, cost))
     for key in (key for key, origin in origins.items() if origin == OVERRIDE):
         section, _, name = key.partition(".")
         if section == "policy":

@@ -23,7 +23,7 @@ from tokenaudit.log.reading import read_digest
 from tokenaudit.log.version_spans import NEWEST, newest_reading, uncertain_responses
 from tokenaudit.replay.events import RunEvent
 from tokenaudit.replay.ledger import count
-from tokenaudit.replay.notices import counterfactual_notices, notices, override_notices, span_notice
+from tokenaudit.replay.notices import counterfactual_notices, notices, settings_notices, span_notice
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
@@ -193,7 +193,7 @@ def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None 
         config_source=config_source(settings),
         warnings=[
             *notices(log, digest, config, kind, ledger, coverage),
-            *override_notices(config, digest.tasks, kind, settings.origins),
+            *settings_notices(settings, digest.tasks, kind),
         ],
         coverage=coverage,
         with_groups=request.with_groups,

@@ -12,7 +12,7 @@ from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import Notice, Problem
 from tokenaudit.log.columns import Int64s, marked
 from tokenaudit.log.files import Log
-from tokenaudit.replay.notices import loss_notices, override_notices
+from tokenaudit.replay.notices import loss_notices, settings_notices
 from tokenaudit.replay.request import PromptOrder, TimelineKind
 from tokenaudit.replay.result import Result
 from tokenaudit.simulate.workload import TaskWorkload, Workload
@@ -56,7 +56,7 @@ def simulation_notices(
         *_workload_notices(workload, quarantined),
         *prompt_order_notices(workload),
         *_group_size_notices(config, workload),
-        *override_notices(config, tasks, TimelineKind.SIMULATED, settings.origins),
+        *settings_notices(settings, tasks, TimelineKind.SIMULATED),
     ]
 
 
