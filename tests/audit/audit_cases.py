@@ -140,6 +140,11 @@ CASES: dict[str, Case] = {
     "logprob-positive": Case(
         one(logprobs=[-0.1, 0.2, 3.0]), one(logprobs=[-0.1, 0.009, 0.0]), "2 tokens with logprobs above 0"
     ),
+    "structure-implausible": Case(
+        [put(event_id, 3, event_id) for event_id in range(1, 5)], [put(1, 3, rollout_id) for rollout_id in range(1, 5)],
+        "each of 4 puts has one row, though 1 of 1 group have several rollouts. "
+        "The rows of one group's put are one event: give them the same event_id.",
+    ),
     # ---- versions
     "version-missing": Case(
         one(model_step=None), one(model_step=0),

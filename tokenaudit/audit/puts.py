@@ -37,13 +37,14 @@ class PutRuns:
         config: what sets the token limit; None: there is none.
 
     Attributes:
+        digest: the digest.
         rows: row of the log of each response of the digest, shape [R].
         recorded_pools: the pools that the sample events of each group name, in order.
     """
 
     def __init__(self, table: LogTable, digest: Digest, config: Config | None) -> None:
         self._table = table
-        self._digest = digest
+        self.digest = digest
         self._config = config
         self.rows = _kept_rows(table, digest)
         self.recorded_pools = _recorded_pools(table)
@@ -56,7 +57,7 @@ class PutRuns:
         """Leading tokens of each row that are those of its put before: as recorded, else as the token ids say."""
         table = self._table
         same_ids = np.zeros(table.rows, dtype=np.bool_)
-        same_ids[self.rows] = self._digest.responses.continues_ids == SAME
+        same_ids[self.rows] = self.digest.responses.continues_ids == SAME
         same = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
         return np.where(table.present("prior_len"), table["prior_len"], same)
 
@@ -69,8 +70,8 @@ class PutRuns:
         response = self.response(row)
         if response < 0:
             return []
-        first, last = self._digest.responses.first_run[response : response + 2].tolist()
-        runs = self._digest.runs
+        first, last = self.digest.responses.first_run[response : response + 2].tolist()
+        runs = self.digest.runs
         columns = (runs.model_step, runs.tokens, runs.trainable)
         return list(map(PutRun, *(column[first:last].tolist() for column in columns)))
 
@@ -79,16 +80,16 @@ class PutRuns:
         owner, run = self._runs_of(rows)
         limits = [self._config.token_stale_threshold(task) if self._config else None for task in self._table.tasks]
         limits = np.array([_NO_LIMIT if limit is None else limit for limit in limits], dtype=np.int64)
-        version = self._digest.runs.model_step[run]
+        version = self.digest.runs.model_step[run]
         oldest = oldest_fresh(train_step, limits[self._table["task"][rows]])[owner]
         counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
-        trainable = np.where(counts, self._digest.runs.trainable[run], 0)
+        trainable = np.where(counts, self.digest.runs.trainable[run], 0)
         return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
 
     def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
         """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""
         owner, run = self._runs_of(earlier)
-        runs, first_run = self._digest.runs, self._first_run
+        runs, first_run = self.digest.runs, self._first_run
         own, other = self._response[rows], self._response[earlier]
         known = (own >= 0) & (other >= 0)
         position = run - first_run[np.maximum(other, 0)][owner]

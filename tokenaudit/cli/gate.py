@@ -119,7 +119,7 @@ def gate(
     """
     del quiet
     from tokenaudit.cli.output import check_outputs, emit, summary_file
-    from tokenaudit.gate.baseline import check_complete
+    from tokenaudit.gate.baseline import check_judgeable
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
@@ -154,8 +154,7 @@ def gate(
     run = _judged_run(request)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
     if write_baseline is not None:
-        if not allow_lost_events:
-            check_complete(run.result, str(log[0]))
+        check_judgeable(run.result, str(log[0]), allow_lost_events=allow_lost_events)
         report = judge_for_baseline(run.result, located)
     else:
         report = gate_result(

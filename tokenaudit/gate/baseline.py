@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.contracts.errors import Problem, ResultError
+from tokenaudit.contracts.errors import NoticeLevel, Problem, ResultError
 from tokenaudit.replay.notices import LOST_EVENTS
 from tokenaudit.replay.result import Result
 
@@ -28,14 +28,19 @@ def check_baseline(result: Result, baseline: Result, source: str, *, allow_diffe
         raise ResultError(problems)
 
 
-def check_complete(result: Result, source: str) -> None:
-    """Refuse a result of a log that lacks events of its run: no rule could say what they would have changed.
+def check_judgeable(result: Result, source: str, *, allow_lost_events: bool) -> None:
+    """Refuse a result that no verdict can rest on.
 
     Raises:
-        ResultError: the recorder lost events.
+        ResultError: the log lacks events of its run, so that no rule could say what they would have changed; or its
+            structure can't be meant.
     """
     hint = "mend what records them; --allow-lost-events judges what is there"
-    problems = [Problem(notice.message, source, hint) for notice in result.warnings if notice.code == LOST_EVENTS]
+    problems = [
+        Problem(notice.message, source, hint if notice.code == LOST_EVENTS else notice.cost)
+        for notice in result.warnings
+        if notice.level is NoticeLevel.ERROR or (notice.code == LOST_EVENTS and not allow_lost_events)
+    ]
     if problems:
         raise ResultError(problems)
 

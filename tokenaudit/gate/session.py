@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from tokenaudit.contracts.errors import Problem, RuleError, UsageError, shown
-from tokenaudit.gate.baseline import check_baseline, check_complete
+from tokenaudit.gate.baseline import check_baseline, check_judgeable
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule
 from tokenaudit.gate.rule_sources import collect_rules
@@ -102,14 +102,13 @@ def gate_result(
     located = [rule for rule in _listed(rules) if isinstance(rule, LocatedRule)]
     located += collect_rules(texts, None, None, None, Path.cwd())
     judged = result_of(result)
-    if not allow_lost_events:
-        check_complete(judged, str(result) if isinstance(result, Path | str) else judged.inputs[0].name)
+    source = str(result) if isinstance(result, Path | str) else judged.inputs[0].name
+    check_judgeable(judged, source, allow_lost_events=allow_lost_events)
     if baseline is None:
         return judge(judged, located)
     against = result_of(baseline)
     source = str(baseline) if isinstance(baseline, Path | str) else "baseline"
-    if not allow_lost_events:
-        check_complete(against, source)
+    check_judgeable(against, source, allow_lost_events=allow_lost_events)
     check_baseline(judged, against, source, allow_different_log=allow_different_log)
     return judge(judged, located, against, allow_fewer_steps=allow_fewer_steps)
 

@@ -6,8 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
 from tokenaudit.config.toml import OVERRIDE, dotted, override_texts
@@ -17,6 +15,7 @@ from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import KIND_CODE, PRIOR_ASSUMED, Digest
 from tokenaudit.log.files import Log
+from tokenaudit.log.plausibility import PUT_PER_ROW, future_tokens, implausible_structures
 from tokenaudit.replay.ledger import Ledger
 from tokenaudit.replay.request import TimelineKind
 from tokenaudit.replay.result import Coverage, Result, intervals_text
@@ -137,6 +136,12 @@ def _is_put(digest: Digest) -> Bools:
     return digest.events.kind == KIND_CODE[EventKind.PUT]
 
 
+def structure_notices(digest: Digest) -> list[Notice]:
+    """What can't be meant in the log as a whole, so that no figure of it can be trusted."""
+    found = implausible_structures(digest)
+    return [Notice(structure.code, structure.message, structure.fix, NoticeLevel.ERROR) for structure in found]
+
+
 def _coverage_notices(coverage: Coverage) -> Iterator[Notice]:
     if coverage.stamped_tokens:
         message = f"{coverage.stamped_tokens} tokens carry no version"
@@ -149,23 +154,27 @@ def _coverage_notices(coverage: Coverage) -> Iterator[Notice]:
 
 def _put_notices(digest: Digest) -> Iterator[Notice]:
     """Signs that puts were recorded in a way that makes figures wrong."""
-    events, responses, runs = digest.events, digest.responses, digest.runs
+    events, responses = digest.events, digest.responses
     is_put = _is_put(digest)
     assumed = int(((responses.prior_len == PRIOR_ASSUMED) & (responses.previous >= 0)).sum())
     if assumed:
         message = f"{assumed} responses are put again, and nothing tells whether they go on from their earlier tokens"
         cost = "They count as begun anew. Record prior_len, or the versions of the tokens that were there before."
         yield Notice("prior-len-unknown", message, cost)
-    row = np.searchsorted(responses.first_run, np.arange(len(runs.tokens)), side="right") - 1
-    event = np.searchsorted(events.first_response, row, side="right") - 1
-    future = int(runs.tokens[runs.model_step >= events.train_step[event]].sum(dtype=np.int64))
+    future, known = future_tokens(digest)
     if future:
         message = f"{future} tokens have a version that the trainer had not made when they were put"
         cost = "A version counts the train steps in the weights, so tokens put at train_step t have at most t - 1."
-        yield Notice("versions-from-future", message, cost)
+        if 2 * future <= known:
+            yield Notice("versions-from-future", message, cost)
+        else:
+            cost += " Steps count from 1."
+            yield Notice("versions-from-future", f"{message}, {known} have any", cost, NoticeLevel.ERROR)
+    structures = structure_notices(digest)
+    yield from structures
     split = is_put[1:] & is_put[:-1] & (events.task[1:] == events.task[:-1])
     split &= (events.group_id[1:] == events.group_id[:-1]) & (events.train_step[1:] == events.train_step[:-1])
-    if split.any():
+    if split.any() and PUT_PER_ROW not in [notice.code for notice in structures]:
         message = f"{int(split.sum())} puts follow a put of the same group at the same step"
         cost = "The rows of one group's put are one event: give them the same event_id."
         yield Notice("group-split", message, cost)
@@ -185,8 +194,13 @@ def _task_notices(config: Config, digest: Digest) -> Iterator[Notice]:
         size = config.task_policy(task).group_size
         other = 0 if size is None else int((of_task & (rollouts != size)).sum())
         if other:
-            message = f"task {task}: {other} of {int(of_task.sum())} puts don't have {size} responses (group_size)"
-            yield Notice("group-size-differs", message)
+            puts = int(of_task.sum())
+            message = f"task {task}: {other} of {puts} puts don't have {size} responses (group_size)"
+            if other < puts:
+                yield Notice("group-size-differs", message)
+            else:
+                cost = "The rows of one group's put share its event_id and group_id; or set the group_size of the run."
+                yield Notice("group-size-differs", message, cost, NoticeLevel.ERROR)
 
 
 def _timeline_notices(digest: Digest, kind: TimelineKind, ledger: Ledger) -> Iterator[Notice]:

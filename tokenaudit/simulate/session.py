@@ -9,11 +9,12 @@ from typing import BinaryIO, Unpack
 
 from tokenaudit.config.loading import Settings, check_overridden_tasks
 from tokenaudit.config.model import Config, resolved, task_order
-from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Notice, Problem, UsageError
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, is_workload, open_log, open_workload
 from tokenaudit.replay.events import RunEvent, StepClosed
 from tokenaudit.replay.ledger import count
+from tokenaudit.replay.notices import structure_notices
 from tokenaudit.replay.open_loop import last_step
 from tokenaudit.replay.request import Paths, PromptOrder, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
@@ -38,6 +39,7 @@ class LoadedWorkload:
         workload: the workload.
         source: the opened files.
         last_step: the last step of the log it was derived from; None for a workload file.
+        structure: what can't be meant in that log as a whole.
         quarantined: groups of that log left out because of structural faults, and new tokens in their puts.
     """
 
@@ -45,6 +47,7 @@ class LoadedWorkload:
     source: Log
     last_step: int | None = None
     quarantined: tuple[int, int] = (0, 0)
+    structure: tuple[Notice, ...] = ()
 
     def __repr__(self) -> str:
         return f"Loaded{self.workload!r}"
@@ -92,7 +95,7 @@ def workload_of_log(source: Log, digest: Digest, request: RunRequest) -> LoadedW
     on_progress = request.stage(f"reading {source.name} again", source.rows)
     workload = workload_from_log(source, digest, request.token_time_us, order, on_progress)
     quarantined = (digest.quarantined_groups, digest.quarantined_tokens)
-    return LoadedWorkload(workload, source, last_step(digest), quarantined)
+    return LoadedWorkload(workload, source, last_step(digest), quarantined, tuple(structure_notices(digest)))
 
 
 def _refuse_options_of_logs(request: RunRequest) -> None:
@@ -142,7 +145,7 @@ def simulate_loaded(
         timeline=CLOSED_LOOP,
         config_source=config_source(settings),
         config=resolved(run_config),
-        warnings=simulation_notices(workload, loaded.source, settings, loaded.quarantined),
+        warnings=[*loaded.structure, *simulation_notices(workload, loaded.source, settings, loaded.quarantined)],
         coverage=Coverage(
             quarantined_groups=loaded.quarantined[0],
             quarantined_tokens=loaded.quarantined[1],

@@ -8,13 +8,14 @@ import numpy as np
 
 from tokenaudit.audit.case import Case, add_faults
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.rule import Severity, rule
+from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log import structural_checks as faulty
 from tokenaudit.log.columns import ABSENT, Bools
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
+from tokenaudit.log.plausibility import implausible_structures
 from tokenaudit.log.row_checks import RowNumbers
 
 _PUT, _SAMPLE = KIND_CODE[EventKind.PUT], KIND_CODE[EventKind.SAMPLE]
@@ -274,3 +275,13 @@ def _length_pile_up(case: Case, findings: Findings) -> None:
         if not np.isin(table["finish_reason"][piled], cut).any():
             share = f"{100 * len(piled) / len(rows):.0f} % of responses ({len(piled)} of {len(rows)})"
             findings.add(Subject(task), f"{share} have exactly {longest} tokens and none says that it was cut off")
+
+
+@rule("S022", "structure-implausible", Severity.ERROR,
+      "The log as a whole says what can't be meant, such as a put of its own for every row of a group.",
+      "Mend what writes the log; the finding says how. A gate doesn't judge such a log.",
+      Fact.READABLE)  # fmt: skip
+def _structure_implausible(case: Case, findings: Findings) -> None:
+    findings.add_checked(int(case.table.is_put.sum()))
+    for structure in implausible_structures(case.readable.digest):
+        findings.add(Subject(), f"{structure.message}. {structure.fix}")

@@ -14,6 +14,7 @@ from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.faults import FaultKind
+from tokenaudit.log.plausibility import newest_possible
 from tokenaudit.log.row_checks import ABSENT
 from tokenaudit.log.structural_checks import NULL_VERSION, TOO_MANY_VERSIONS
 
@@ -146,8 +147,7 @@ def _version_from_future(case: Case, findings: Findings) -> None:
     findings.add_checked(int(rows.sum()))
     if suspect_unit(table) is not None:
         return
-    # At step 0 nothing was trained, and version 0 is all there can be.
-    possible = np.maximum(step - 1, 0)
+    possible = newest_possible(step)
     findings.add_rows(
         table.subject, rows & (newest > possible),
         lambda row: f"version {newest[row]} at step {step[row]}: the newest possible is {possible[row]}",
