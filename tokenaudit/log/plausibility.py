@@ -41,7 +41,9 @@ def implausible_structures(digest: Digest) -> Iterator[ImplausibleStructure]:
     events, responses = digest.events, digest.responses
     puts = np.flatnonzero(events.kind == _PUT)
     rows = np.diff(events.first_response)[puts]
-    if len(puts) > 1 and (rows == 1).all():
+    if len(puts) < 2:
+        return
+    if (rows == 1).all():
         groups, with_several = _groups(digest, puts)
         if 2 * with_several > groups:
             message = f"each of {plural(len(puts), 'put')} has one row, though {with_several} of"
@@ -54,7 +56,7 @@ def implausible_structures(digest: Digest) -> Iterator[ImplausibleStructure]:
         yield ImplausibleStructure("no-tokens", message, "Record response_len, or response_ids.")
     steps = events.train_step[puts]
     is_take = events.kind == _TAKE
-    if len(puts) and steps.min() == steps.max() and len(np.unique(events.train_step[is_take])) > _MOST_PREFILLED:
+    if steps.min() == steps.max() and len(np.unique(events.train_step[is_take])) > _MOST_PREFILLED:
         taken_before = np.maximum.accumulate(np.where(is_take, events.train_step, -1))[puts]
         late = int((taken_before > steps).sum())
         if 2 * late > len(puts):
