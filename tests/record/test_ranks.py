@@ -85,7 +85,7 @@ def test_a_rank_that_cannot_be_is_refused_and_nothing_made(options: dict, messag
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.parametrize("option", [{}, {"append": True}, {"force": True}])
+@pytest.mark.parametrize("option", [{}, {"append": True}, {"overwrite": True}])
 def test_a_second_recorder_of_a_rank_is_refused_and_one_of_another_rank_is_not(option: dict, tmp_path: Path):
     first = Recorder(tmp_path, rank=1, world_size=2)
     first.refresh(1)
@@ -102,7 +102,7 @@ def test_a_second_recorder_of_a_rank_is_refused_and_one_of_another_rank_is_not(o
 RANKED, UNRANKED = {"rank": 1, "world_size": 2}, {}
 
 
-@pytest.mark.parametrize("option", [{}, {"append": True}, {"force": True}])
+@pytest.mark.parametrize("option", [{}, {"append": True}, {"overwrite": True}])
 @pytest.mark.parametrize(
     ("first", "second", "open_message", "closed_message"),
     [
@@ -126,7 +126,7 @@ def test_recorders_with_and_without_a_rank_never_share_a_folder(
     assert len(names(tmp_path)) == 2, "no lock stays behind"
 
 
-@pytest.mark.parametrize("option", [{}, {"append": True}, {"force": True}])
+@pytest.mark.parametrize("option", [{}, {"append": True}, {"overwrite": True}])
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 4), (1, 4), (3, 4), (0, 1)])
 def test_another_world_size_than_that_of_the_parts_is_refused(rank: int, world_size: int, option: dict, tmp_path: Path):
     for written in (0, 1):
@@ -149,7 +149,7 @@ def test_a_rank_that_records_nothing_leaves_a_part_that_says_so(tmp_path: Path):
     assert [(row["event_id"], row["train_step"]) for row in rows_of(tmp_path)] == [(1, 5)]
 
 
-def test_force_and_leftovers_are_those_of_the_own_rank(tmp_path: Path):
+def test_overwriting_and_leftovers_are_those_of_the_own_rank(tmp_path: Path):
     for rank in (0, 1):
         for step in (1, 2):
             record(tmp_path, step, rank=rank, world_size=3, append=True)
@@ -158,7 +158,7 @@ def test_force_and_leftovers_are_those_of_the_own_rank(tmp_path: Path):
         (tmp_path / leftover).write_bytes(b"half a part")
     with pytest.raises(RecordError, match="already holds 2 Parquet files"):
         Recorder(tmp_path, rank=1, world_size=3)
-    record(tmp_path, 7, rank=1, world_size=3, force=True)
+    record(tmp_path, 7, rank=1, world_size=3, overwrite=True)
     # a part of another rank that can't be read is not this rank's
     (tmp_path / "part-rank0000-000001.parquet").write_bytes(b"PAR1")
     record(tmp_path, 8, rank=2, world_size=3)

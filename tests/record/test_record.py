@@ -24,7 +24,7 @@ import torch
 from tests.conftest import ROOT
 from tests.record.recorder_kill import LOSS_BOUND, RESPONSES, TOKENS
 from tokenaudit import Recorder, replay_log
-from tokenaudit.contracts.errors import ConfigError, RecordError
+from tokenaudit.contracts.errors import ConfigError, KeywordError, RecordError, UsageError
 from tokenaudit.contracts.schema import META_CONFIG, META_SOURCE
 from tokenaudit.log import writer as writer
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS
@@ -114,17 +114,28 @@ def test_a_log_is_never_overwritten_by_accident(tmp_path: Path):
         recorder.refresh(1)
     with pytest.raises(RecordError, match="already holds 1 Parquet file"):
         Recorder(tmp_path)
-    with Recorder(tmp_path, force=True) as recorder:
+    with Recorder(tmp_path, overwrite=True) as recorder:
         recorder.refresh(2)
     assert [row["train_step"] for row in rows_of(tmp_path)] == [2]
     (tmp_path / "theirs.parquet").write_bytes(b"")
-    for option in ("append", "force"):
+    for option in ("append", "overwrite"):
         with pytest.raises(RecordError, match=r"theirs\.parquet"):
             Recorder(tmp_path, **{option: True})
     assert (tmp_path / "part-000001.parquet").exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"append": True}, {"force": True}])
+def test_nothing_is_erased_by_an_option_of_another_name(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recorder.refresh(1)
+    for value in (True, False):
+        with pytest.raises(KeywordError, match=r"force is called overwrite\n  hint: overwrite=True \(--overwrite\)"):
+            Recorder(tmp_path, force=value)
+    with pytest.raises(UsageError, match="append and overwrite exclude each other"):
+        Recorder(tmp_path, append=True, overwrite=True)
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("options", [{}, {"append": True}, {"overwrite": True}])
 def test_a_second_recorder_on_a_folder_is_refused_at_once(options: dict[str, bool], tmp_path: Path):
     first = Recorder(tmp_path, append=True)
     first.refresh(1)

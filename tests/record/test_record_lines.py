@@ -139,7 +139,7 @@ def test_a_line_of_any_length_takes_bounded_memory(tmp_path: Path, run_cli, monk
     assert "a line of 5000001 bytes" in ran.err
 
 
-def test_a_folder_with_a_log_is_refused_without_force(tmp_path: Path, run_cli):
+def test_a_folder_with_a_log_is_refused_without_an_option(tmp_path: Path, run_cli):
     path = written(tmp_path, TAKE)
     assert run_cli("record", "--from-jsonl", path, "-o", "log").code == 0
     ran = run_cli("record", "--from-jsonl", path, "-o", "log")
@@ -147,7 +147,16 @@ def test_a_folder_with_a_log_is_refused_without_force(tmp_path: Path, run_cli):
     assert "already holds 1 Parquet file" in ran.err
     assert run_cli("record", "--from-jsonl", path, "-o", "log", "--append").code == 0
     assert [row["event_id"] for row in pq.read_table(tmp_path / "log").to_pylist()] == [1, 2]
-    assert run_cli("record", "--from-jsonl", path, "-o", "log", "--force").code == 0
+    for options, what in (
+        (["--force"], "force is called overwrite"),
+        (["--append", "--overwrite"], "exclude each other"),
+    ):
+        ran = run_cli("record", "--from-jsonl", path, "-o", "log", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert what in ran.err
+        assert len(pq.read_table(tmp_path / "log")) == 2
+    assert "--force" not in run_cli("record", "--help").out
+    assert run_cli("record", "--from-jsonl", path, "-o", "log", "--overwrite").code == 0
     assert len(pq.read_table(tmp_path / "log")) == 1
 
 

@@ -26,7 +26,8 @@ def record(
         bool, typer.Option("--token-columns", help="Write one entry per token in place of version runs.")
     ] = False,
     append: Annotated[bool, typer.Option("--append", help="Go on behind the parts that are there.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Remove the parts that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the parts that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", hidden=True)] = False,
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", help="Rank whose events these are; every line has time_us.")
     ] = None,
@@ -54,7 +55,8 @@ def record(
             config,
             token_columns=token_columns,
             append=append,
-            force=force,
+            overwrite=overwrite,
+            force=force or None,
             source="tokenaudit record",
             rank=rank,
             world_size=world_size,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.contracts.errors import Problem, RecordError
+from tokenaudit.contracts.errors import Problem, RecordError, UsageError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
 from tokenaudit.log.writer import TOKEN_COLUMNS, log_table, seal, sync_folder, write_parquet
 from tokenaudit.record.event_rows import put_rows
@@ -56,14 +56,17 @@ class PartFolder:
         path: the folder; it is made if it isn't there.
         rank: the rank whose parts these are.
         append: go on behind the parts that are there.
-        force: remove the parts that are there.
+        overwrite: remove the parts that are there.
 
     Raises:
+        UsageError: both `append` and `overwrite`.
         RecordError: the folder can't be used, another recorder writes to it, or it holds Parquet files and neither
-            `append` nor `force` is set; with ranks and without, and under two world sizes, nothing goes on.
+            `append` nor `overwrite` is set; with ranks and without, and under two world sizes, nothing goes on.
     """
 
-    def __init__(self, path: Path, rank: Rank | None = None, *, append: bool = False, force: bool = False) -> None:
+    def __init__(self, path: Path, rank: Rank | None = None, *, append: bool = False, overwrite: bool = False) -> None:
+        if append and overwrite:
+            raise UsageError(Problem("append and overwrite exclude each other", str(path), "choose one of them"))
         self.path = path
         self._rank = rank
         try:
@@ -72,12 +75,12 @@ class PartFolder:
         except OSError as error:
             raise _unusable(path, error) from error
         try:
-            self._prepare(append=append, force=force)
+            self._prepare(append=append, overwrite=overwrite)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, *, append: bool, force: bool) -> None:
+    def _prepare(self, *, append: bool, overwrite: bool) -> None:
         """Look at what is there, and remove what may be removed."""
         path = self.path
         own_rank = self._rank.number if self._rank else None
@@ -98,11 +101,11 @@ class PartFolder:
                     others[part] = _rank_of(name)
             parts = sorted(numbers, key=lambda part: numbers[part])
             self._check_others(others)
-            self._check_world_size([*others, *([] if force else parts)])
-            if parts and not append and not force:
-                hint = "choose another folder; --append goes on behind them, --force removes them"
+            self._check_world_size([*others, *([] if overwrite else parts)])
+            if parts and not append and not overwrite:
+                hint = "choose another folder; append (--append) goes on behind them, overwrite (--overwrite) removes them"
                 raise RecordError(Problem(f"the folder already holds {len(parts)} Parquet files", str(path), hint))
-            if force:
+            if overwrite:
                 for part in parts:
                     part.unlink()
                 parts = []

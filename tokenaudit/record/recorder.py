@@ -16,7 +16,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Self
 
-from tokenaudit.contracts.errors import Problem, RecordError, TokenauditError, plural
+from tokenaudit.contracts.errors import KeywordError, Problem, RecordError, TokenauditError, plural
 from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, EventKind
 from tokenaudit.log.files import loss_text
 from tokenaudit.log.writer import Row, log_table
@@ -56,7 +56,7 @@ class Recorder:
         config: the run's own config, as a TOML file or a mapping like it; kept in the metadata.
         token_columns: write one entry per token (versions, mask, ids, log-probabilities) in place of version runs.
         append: go on behind the parts that are there, as a resumed run does; with a rank, behind its own.
-        force: remove the parts that are there; with a rank, its own.
+        overwrite: remove the parts that are there; with a rank, its own.
         when_full: what happens when the queue is full.
         queue_elements: elements of lists, plus 64 per row, that may wait in the queue.
         seal_rows: rows after which a part is sealed.
@@ -66,12 +66,14 @@ class Recorder:
         world_size: how many ranks record into the folder.
         stamp_time: give an event without `time_us` the time of its call, microseconds since the run began. Without
             it, every event of a rank needs a `time_us` of the caller, microseconds of the Unix epoch.
+        force: refused; `overwrite` was called so.
 
     Attributes:
         clock_origin_us: microseconds of the Unix epoch at which `time_us` is 0, for a caller that gives it; or None.
 
     Raises:
-        RecordError: no such rank can be, or the folder can't be used; ConfigError: the config can't be used.
+        RecordError: no such rank can be, or the folder can't be used; ConfigError: the config can't be used;
+            UsageError: options that exclude each other, or `force`.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Recorder:
         *,
         token_columns: bool = False,
         append: bool = False,
-        force: bool = False,
+        overwrite: bool = False,
         when_full: WhenFull | str = WhenFull.BLOCK,
         queue_elements: int = 32_000_000,
         seal_rows: int = 50_000,
@@ -90,12 +92,16 @@ class Recorder:
         rank: int | None = None,
         world_size: int | None = None,
         stamp_time: bool = True,
+        force: object = None,
     ) -> None:
+        if force is not None:
+            hint = "overwrite=True (--overwrite) removes the parts that are there"
+            raise KeywordError(Problem("force is called overwrite", None, hint))
         of_rank = checked_rank(rank, world_size)
         metadata = run_metadata(config, source, of_rank)
         self._when_full = WhenFull(when_full)
         load_writer()
-        self._parts = PartFolder(Path(path), of_rank, append=append, force=force)
+        self._parts = PartFolder(Path(path), of_rank, append=append, overwrite=overwrite)
         self._parts.sync()
         self._token_columns = token_columns
         self._seal_rows = seal_rows
