@@ -103,7 +103,7 @@ class PartFolder:
             self._check_others(others)
             self._check_world_size([*others, *([] if overwrite else parts)])
             if parts and not append and not overwrite:
-                hint = "choose another folder; append (--append) goes on behind them, overwrite (--overwrite) removes them"
+                hint = "choose another folder; --append (append=True) goes on behind them, --overwrite removes them"
                 raise RecordError(Problem(f"the folder already holds {len(parts)} Parquet files", str(path), hint))
             if overwrite:
                 for part in parts:
