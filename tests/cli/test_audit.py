@@ -13,7 +13,7 @@ import pytest
 
 from tests.builders import put, refresh, take, write_log
 from tests.conftest import SAMPLE
-from tests.render.test_gate_outputs import assert_validators_note_nothing
+from tests.render.sarif_checks import assert_validators_note_nothing
 from tokenaudit.audit.findings import MOST_KEPT
 from tokenaudit.audit.rule import Fact
 from tokenaudit.render.github import MOST_ANNOTATIONS

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,6 +17,7 @@ import xmlschema
 
 from tests.compare.results import made_result, totals_of
 from tests.render.golden_outputs import DIFF_FORMATS, GATE_FORMATS, OUTPUTS, gate_report, many_steps, outputs
+from tests.render.sarif_checks import assert_validators_note_nothing
 from tokenaudit.compare.compare import Comparison, Side, compare
 from tokenaudit.contracts.metrics import METRICS
 from tokenaudit.gate.grammar import parse_rule
@@ -132,24 +132,6 @@ def test_sarif_has_what_the_standard_and_github_require(case: str):
     assert len(notes) == sum(result["kind"] == "open" for result in run["results"])
     assert all(ids[note["associatedRule"]["index"]] == note["associatedRule"]["id"] for note in notes)
     assert invocation["executionSuccessful"] is not any(note["level"] == "error" for note in notes)
-
-
-def assert_validators_note_nothing(log: dict[str, Any]) -> None:
-    """What common validators of SARIF note beyond its schema, as far as it can be known without a home page."""
-    (run,) = log["runs"]
-    for rule in run["tool"]["driver"]["rules"]:
-        assert re.fullmatch(r"([A-Z][a-z0-9]*)+", rule["name"])
-        assert rule["name"] != rule["id"]
-        for text in ("shortDescription", "fullDescription", "help"):
-            assert rule[text]["text"].endswith((".", "!", "?"))
-    notes = [note for call in run["invocations"] for name in call if name.startswith("tool") for note in call[name]]
-    for said in (*run["results"], *notes):
-        assert said["message"]["text"].endswith((".", "!", "?"))
-    for result in run["results"]:
-        artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
-        assert ("uriBaseId" in artifact) is not artifact["uri"].startswith("/")
-        assert {artifact.get("uriBaseId", "%SRCROOT%")} == run["originalUriBaseIds"].keys()
-        assert (run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"]) == result["ruleId"]
 
 
 @pytest.mark.parametrize("path", ["runs/log.parquet", "/elsewhere/log.parquet"])
