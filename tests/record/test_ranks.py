@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.record.rank_kill import FIRST_GROUP, WORLD_SIZE
-from tests.record.test_record import rows_of, stalled
+from tests.record.test_record import GOLDEN, record_rows, rows_of, stalled
 from tests.record.xtuner_fake import FakeReplayBuffer, FakeState, FakeStatus
-from tokenaudit import Recorder
+from tokenaudit import Recorder, replay_log
 from tokenaudit.contracts.errors import RecordError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_RANK, META_WORLD_SIZE
 from tokenaudit.record.event_times import RunClock
@@ -134,6 +136,28 @@ def test_another_world_size_than_that_of_the_parts_is_refused(rank: int, world_s
     with pytest.raises(RecordError, match=f"have a world_size of 2, not {world_size}"):
         Recorder(tmp_path, rank=rank, world_size=world_size, **option)
     assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("case", GOLDEN[::7], ids=lambda case: case.name)
+def test_a_golden_log_recorded_by_several_ranks_gives_equal_rows(case: Path, tmp_path: Path):
+    rows = [row | {"time_us": None} for row in pq.read_table(case / "log.parquet").to_pylist()]
+    chance = random.Random(1)
+    options = {"config": case / "config.toml", "world_size": 4, "seal_rows": 30}
+    recorders = [Recorder(tmp_path / "log", rank=rank, **options) for rank in range(4)]
+    for _, event in groupby(rows, key=lambda row: row["event_id"]):
+        group = list(event)
+        kind = group[0]["event"]
+        ranks = [2] if kind == "take" else chance.sample(range(4), 4 if kind in ("refresh", "sync") else 1)
+        for rank in ranks:
+            record_rows(recorders[rank], group)
+            # what happens at one microsecond has no order
+            time.sleep(0.00002)
+    for recorder in recorders:
+        recorder.close()
+    expected = replay_log(case / "log.parquet", config_path=case / "config.toml", with_groups=True).result
+    merged = replay_log(tmp_path / "log", isolated=True, with_groups=True).result
+    assert merged.steps == expected.steps
+    assert (merged.tail, merged.totals, merged.ledger) == (expected.tail, expected.totals, expected.ledger)
 
 
 def test_a_rank_that_records_nothing_leaves_a_part_that_says_so(tmp_path: Path):
@@ -277,6 +301,10 @@ def test_nothing_that_a_killed_rank_reported_as_sealed_is_lost_or_there_twice(tm
     for rank in range(WORLD_SIZE):
         record(folder, rank=rank, world_size=WORLD_SIZE, append=True)
     assert all(name.startswith("part-rank") for name in names(folder))
+    totals = replay_log(folder, isolated=True).result.totals
+    rows = [row for own in recorded.values() for row in own]
+    assert totals["put_groups"] == len(rows)
+    assert totals["produced_tokens"] == sum(row["response_len"] for row in rows)
 
 
 def test_events_have_the_time_of_their_call_unless_the_caller_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
