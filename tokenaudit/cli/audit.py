@@ -34,6 +34,7 @@ class AuditFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+    JSONL = "jsonl"
     MARKDOWN = "markdown"
     JUNIT = "junit"
     SARIF = "sarif"
@@ -43,6 +44,7 @@ class AuditFormat(StrEnum):
 SUFFIXES = {
     ".json": "json",
     ".csv": "csv",
+    ".jsonl": "jsonl",
     ".md": "markdown",
     ".markdown": "markdown",
     ".txt": "table",
@@ -75,7 +77,9 @@ def audit(
         bool, typer.Option("--exit-zero", help="Exit with 0 where errors are found; still 2 where nothing was audited.")
     ] = False,
     format_: Annotated[AuditFormat, typer.Option("--format", help="Format of standard output.")] = AuditFormat.TABLE,
-    output: Annotated[list[Path] | None, output_option(".json, .csv, .md, .txt, .xml (JUnit) or .sarif")] = None,
+    output: Annotated[
+        list[Path] | None, output_option(".json, .csv, .jsonl, .md, .txt, .xml (JUnit) or .sarif")
+    ] = None,
     isolated: IsolatedOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -128,7 +132,7 @@ def _read_baseline(path: Path) -> dict[str, Any]:
 def _renderers(report: AuditReport, log_path: str, most: int, verbose: bool) -> Renderers:
     from tokenaudit.audit.report import report_json
     from tokenaudit.cli.output import in_render
-    from tokenaudit.render.audit import audit_blocks, audit_csv
+    from tokenaudit.render.audit import audit_blocks, audit_csv, audit_jsonl
     from tokenaudit.render.console import console_text
     from tokenaudit.render.markdown import markdown_text
 
@@ -136,6 +140,7 @@ def _renderers(report: AuditReport, log_path: str, most: int, verbose: bool) -> 
         "table": lambda terminal: console_text(audit_blocks(report, most=most, verbose=verbose), terminal),
         "json": lambda _: report_json(report),
         "csv": lambda _: audit_csv(report),
+        "jsonl": lambda _: audit_jsonl(report),
         "markdown": lambda _: markdown_text(audit_blocks(report, most=most, verbose=verbose)),
         "junit": lambda _: in_render("junit.audit_junit")(report, most=most),
         "sarif": lambda _: in_render("sarif.audit_sarif")(report, log_path, most=most),

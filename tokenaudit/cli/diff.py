@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from tokenaudit.compare.metric_values import Figure
     from tokenaudit.replay.request import RunRequest
 
-SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
+SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".txt": "table",
+}
 """Formats by file name extension."""
 
 
@@ -80,7 +87,7 @@ def diff(
     token_time_us: TokenTimeOption = None,
     timeline: TimelineOption = None,
     format_: FormatOption = Format.TABLE,
-    output: Annotated[list[Path] | None, output_option(".json, .csv, .md or .txt")] = None,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .jsonl, .md or .txt")] = None,
     cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
@@ -154,12 +161,13 @@ def _show_warnings(sides: Sequence[Side], request: RunRequest, simulating: Seque
 def _renderers(comparison: Comparison, *, show_all: bool) -> Renderers:
     from tokenaudit.render.console import console_text
     from tokenaudit.render.diff import diff_blocks
-    from tokenaudit.render.diff_data import diff_csv, diff_json
+    from tokenaudit.render.diff_data import diff_csv, diff_json, diff_jsonl
     from tokenaudit.render.markdown import markdown_text
 
     return {
         "table": lambda terminal: console_text(diff_blocks(comparison, all_figures=show_all), terminal),
         "json": lambda _: diff_json(comparison),
         "csv": lambda _: diff_csv(comparison),
+        "jsonl": lambda _: diff_jsonl(comparison),
         "markdown": lambda _: markdown_text(diff_blocks(comparison, all_figures=show_all)),
     }

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from tokenaudit.replay.request import RunRequest
     from tokenaudit.replay.session import LoadedLog
 
-SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
+SUFFIXES = {
+    ".json": "json",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".txt": "table",
+}
 """Formats by file name extension."""
 
 
@@ -54,7 +61,7 @@ def explain(
     config: ConfigOption = None,
     set_: SetOption = None,
     format_: FormatOption = Format.TABLE,
-    output: Annotated[list[Path] | None, output_option(".json, .csv, .md or .txt")] = None,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .jsonl, .md or .txt")] = None,
     cache: CacheOption = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
@@ -85,6 +92,7 @@ def explain(
             "table": lambda terminal: console_text(blocks, terminal),
             "json": lambda _: plain.json(),
             "csv": lambda _: plain.csv(),
+            "jsonl": lambda _: plain.jsonl(),
             "markdown": lambda _: markdown_text(blocks),
         },
         format_,

@@ -28,6 +28,7 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+    JSONL = "jsonl"
     MARKDOWN = "markdown"
 
 

@@ -13,6 +13,7 @@ from tokenaudit.cli.options import Format
 from tokenaudit.contracts.errors import Problem, UsageError, without_commands
 from tokenaudit.contracts.files import write_files
 from tokenaudit.log.files import log_files
+from tokenaudit.render.blocks import json_lines
 from tokenaudit.render.console import NO_TERMINAL, Terminal, console_text
 from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.result import result_blocks
@@ -22,6 +23,7 @@ from tokenaudit.replay.saved_result import result_to_json
 SUFFIXES = {
     ".json": "json",
     ".csv": "csv",
+    ".jsonl": "jsonl",
     ".parquet": "parquet",
     ".md": "markdown",
     ".markdown": "markdown",
@@ -139,6 +141,7 @@ def result_renderers(result: Result, *, by_task: bool) -> Renderers:
         "json": lambda _: result_to_json(result),
         "markdown": lambda _: markdown_text(result_blocks(result, by_task=by_task)),
         "csv": lambda _: in_render("frames.csv_text")(in_render("frames.rows_frame")(result, by_task=by_task)),
+        "jsonl": lambda _: json_lines(in_render("frames.rows_frame")(result, by_task=by_task).iter_rows(named=True)),
         "parquet": lambda _: in_render("frames.parquet_bytes")(in_render("frames.rows_frame")(result, by_task=by_task)),
     }
 

@@ -43,7 +43,7 @@ def replay(
     ] = None,
     groups: GroupsOption = False,
     format_: FormatOption = Format.TABLE,
-    output: Annotated[list[Path] | None, output_option(".json, .csv, .parquet, .md or .txt")] = None,
+    output: Annotated[list[Path] | None, output_option(".json, .csv, .jsonl, .parquet, .md or .txt")] = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,
     cache: CacheOption = None,
@@ -87,7 +87,9 @@ def replay(
         whole, result = result, select_steps(result, *selected)
         if not result.steps:
             raise no_such_step(f"--steps {steps}", [row[TRAIN_STEP] for row in whole.steps])
-    flat = format_ is Format.CSV or any(path.suffix.lower() in (".csv", ".parquet") for path in outputs)
+    flat = format_ in (Format.CSV, Format.JSONL) or any(
+        path.suffix.lower() in (".csv", ".jsonl", ".parquet") for path in outputs
+    )
     if groups and not by_task and flat:
-        streams.note("note: CSV and Parquet hold group ids with --by-task only")
+        streams.note("note: CSV, JSON Lines and Parquet hold group ids with --by-task only")
     emit(result_renderers(result, by_task=by_task), format_, outputs)

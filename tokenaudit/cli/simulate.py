@@ -64,7 +64,9 @@ def simulate(
     format_: FormatOption = Format.TABLE,
     output: Annotated[
         list[Path] | None,
-        output_option(".parquet is the event log of the run, for replay; .json, .csv, .md and .txt are the result"),
+        output_option(
+            ".parquet is the event log of the run, for replay; .json, .csv, .jsonl, .md and .txt are the result"
+        ),
     ] = None,
     quarantine: QuarantineOption = False,
     isolated: IsolatedOption = False,

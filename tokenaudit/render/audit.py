@@ -25,6 +25,7 @@ from tokenaudit.render.blocks import (
     Tone,
     count_text,
     csv_cell,
+    json_lines,
     only,
 )
 
@@ -231,6 +232,11 @@ def audit_csv(report: AuditReport) -> str:
     for finding in report_data(report)["findings"]:
         writer.writerow([_cell(finding[name]) for name in CSV_COLUMNS])
     return buffer.getvalue()
+
+
+def audit_jsonl(report: AuditReport) -> str:
+    """The same as JSON Lines."""
+    return json_lines({name: finding[name] for name in CSV_COLUMNS} for finding in report_data(report)["findings"])
 
 
 def _cell(value: object) -> object:

@@ -6,7 +6,8 @@ time, which every command waits for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from fractions import Fraction
@@ -252,6 +253,11 @@ def csv_cell(text: str) -> str:
     """Text from a file for a cell of CSV: nothing that a terminal obeys, nor that a spreadsheet would run."""
     plain = without_commands(printable(text))
     return f"'{plain}" if text.startswith(_FORMULA_STARTS) else plain
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """JSON Lines: one object a record; texts are what the log holds, as nothing here is a formula or a command."""
+    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
 
 
 def count_text(count: int, noun: str) -> str:

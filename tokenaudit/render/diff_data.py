@@ -13,7 +13,7 @@ from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
 from tokenaudit.compare.exact import plain_number
 from tokenaudit.compare.metric_values import FigureValue, Missing
-from tokenaudit.render.blocks import csv_cell
+from tokenaudit.render.blocks import csv_cell, json_lines
 
 
 def diff_json(comparison: Comparison) -> str:
@@ -57,10 +57,18 @@ def diff_csv(comparison: Comparison) -> str:
     # Text, so that counts stay whole numbers beside rates.
     names = ("row", "train_step", "task", "metric", "a", "b", "change", "relative", "effect")
     records = [
-        {name: None if value is None else str(value) for name, value in record.items()}
-        for record in _records(comparison)
+        {
+            name: None if value is None else csv_cell(value) if name == "task" else str(value)
+            for name, value in one.items()
+        }
+        for one in _records(comparison)
     ]
     return pl.DataFrame(records, schema=dict.fromkeys(names, pl.String), orient="row").write_csv()
+
+
+def diff_jsonl(comparison: Comparison) -> str:
+    """The same rows as JSON Lines, with numbers where the CSV has texts."""
+    return json_lines(_records(comparison))
 
 
 def _records(comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -68,7 +76,7 @@ def _records(comparison: Comparison) -> Iterator[dict[str, Any]]:
         yield {"row": "total"} | _record(change)
     for task, changes in comparison.tasks.items():
         for change in changes:
-            yield {"row": "task", "task": csv_cell(task)} | _record(change)
+            yield {"row": "task", "task": task} | _record(change)
     for step in comparison.steps:
         for change in step.changes:
             yield {"row": "step", "train_step": step.train_step} | _record(change)

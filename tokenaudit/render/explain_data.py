@@ -19,7 +19,7 @@ from tokenaudit.explain.session import LogExplanation
 from tokenaudit.explain.step import StepReport
 from tokenaudit.explain.trials import Trial, Trials
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired
-from tokenaudit.render.blocks import csv_cell
+from tokenaudit.render.blocks import csv_cell, json_lines
 
 EXPLAIN_SCHEMA_VERSION = 1
 
@@ -54,6 +54,10 @@ class Plain:
             cells = map(record.get, self.columns)
             writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in cells])
         return out.getvalue()
+
+    def jsonl(self) -> str:
+        """The list as JSON Lines."""
+        return json_lines({name: record.get(name) for name in self.columns} for record in self.records)
 
 
 def log_plain(explanation: LogExplanation) -> Plain:
