@@ -61,7 +61,7 @@ def import_(
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.write import first_look, import_log
     from tokenaudit.render.blocks import Paragraph, count_text
-    from tokenaudit.render.imports import formats_blocks, imports_text, plan_blocks
+    from tokenaudit.render.imports import formats_blocks, imports_text, left_out_text, plan_blocks
 
     if list_:
         streams.write_blocks(*formats_blocks(IMPORTERS.values()))
@@ -76,9 +76,9 @@ def import_(
         streams.note(f"note: {count_text(passed_over, 'other file')} passed over")
     context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
     if dry_run:
-        look = first_look(importer, files, context)
+        first_put = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
-        plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, look.put, look.unmapped)
+        plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, first_put)
         streams.write_blocks(*plan)
         return
     path = _checked_output(output, files, force)
@@ -86,6 +86,8 @@ def import_(
     imports = import_log(importer, files, context, path)
     for limit in imports.limits:
         streams.show_warning(limit)
+    if context.left_out:
+        streams.note(f"note: columns not read: {left_out_text(importer, context)}")
     streams.write_blocks(Paragraph(f"{path}: {imports_text(imports)}"))
 
 

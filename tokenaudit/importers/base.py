@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -152,6 +152,39 @@ class VersionScale:
         return np.array([self.model_step(int(version)) for version in distinct], dtype=np.int64)[places]
 
 
+_MOST_NAMES = 1000
+"""Names of columns that are remembered; a crafted file could have any number."""
+
+
+class Fields(dict[str, Any]):
+    """The fields of one record, which note what an importer looks at: all others are left out of the log.
+
+    Args:
+        values: the fields.
+        used: where names that are looked at are noted.
+    """
+
+    __slots__ = ("_used",)
+
+    def __init__(self, values: Mapping[str, Any], used: set[str]) -> None:
+        super().__init__(values)
+        self._used = used
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field."""
+        self._used.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self._used.add(name)
+        return super().__getitem__(name)
+
+    def items(self) -> ItemsView[str, Any]:
+        """All fields: each counts as looked at."""
+        self._used.update(self)
+        return super().items()
+
+
 @dataclass(slots=True)
 class Context:
     """What an importer is given, and where it collects what it finds.
@@ -162,6 +195,8 @@ class Context:
         renamed: their names by ours, for sources without names of their own.
         problems: faults.
         limits: what turned out to be left out, as keys in order.
+        names: the columns of the source, in order, as far as they were seen.
+        used: the columns that were looked at.
         advance: called with the number of bytes that were read.
     """
 
@@ -170,7 +205,25 @@ class Context:
     renamed: dict[str, str] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
     limits: dict[str, None] = field(default_factory=dict)
+    names: dict[str, None] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
     advance: Callable[[int], None] = lambda _: None
+
+    def fields(self, values: Mapping[str, Any]) -> Fields:
+        """A record of a table, of which it is noted what is looked at."""
+        self.note_names(values)
+        return Fields(values, self.used)
+
+    def note_names(self, names: Iterable[str]) -> None:
+        """Note columns of the source, whether they are read or not."""
+        for name in names:
+            if name not in self.names and len(self.names) < _MOST_NAMES:
+                self.names[name] = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The columns of the source that nothing looked at."""
+        return [name for name in self.names if name not in self.used]
 
     def task(self, name: object) -> str:
         """The task that a person named, else the source's, else the default."""

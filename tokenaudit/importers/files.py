@@ -146,7 +146,7 @@ def json_records(path: Path, context: Context) -> Iterator[SourceRecord]:
                 if line.problem is not None:
                     context.problems.add(line.problem)
                 else:
-                    yield SourceRecord(line.data, f"{path}, line {line.number}")
+                    yield SourceRecord(context.fields(line.data), f"{path}, line {line.number}")
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -193,7 +193,7 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[SourceRecor
     if not isinstance(data, dict):
         context.problems.add(Problem(f"{type(data).__name__} in place of an object", where, "the file is damaged"))
         return
-    yield SourceRecord(data, where)
+    yield SourceRecord(context.fields(data), where)
 
 
 def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context) -> Iterator[SourceRecord]:
@@ -205,6 +205,7 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
     try:
         schema = pq.read_schema(path)
         names = chosen(schema)
+        context.note_names(schema.names)
         # columns that hold others inside have none of their own name in the file
         texts = [f.name for f in schema if f.name in names and any(is_one(f.type) for is_one in _TEXTS)]
         footer = pq.read_metadata(path)
@@ -218,7 +219,7 @@ def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], contex
                 for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     for values in zip(*(_values(column, path) for column in batch.columns), strict=True):
                         row = dict(zip(batch.schema.names, values, strict=True))
-                        yield SourceRecord(row, f"{path}, row {number}")
+                        yield SourceRecord(context.fields(row), f"{path}, row {number}")
                         number += 1
         context.advance(path.stat().st_size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ from tokenaudit.importers.base import (
     Precision,
 )
 from tokenaudit.importers.fields import int_list, number, stable_id
-from tokenaudit.importers.files import SourceRecord, first_keys, json_records, parquet_records, unreadable
+from tokenaudit.importers.files import SourceRecord, json_records, parquet_records, unreadable
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
 
@@ -170,9 +170,8 @@ def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(_bounded(stream, context))
             for data in reader:
-                yield SourceRecord(
-                    {name: value for name, value in data.items() if name}, f"{path}, line {reader.line_num}"
-                )
+                named = {name: value for name, value in data.items() if name}
+                yield SourceRecord(context.fields(named), f"{path}, line {reader.line_num}")
     except OSError as error:
         raise unreadable(path, error) from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -207,11 +206,6 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
     if problems:
         raise SourceError(problems)
     return renamed
-
-
-def unmapped_names(path: Path, renamed: dict[str, str]) -> list[str]:
-    """Names in a file that have no place in a log and aren't mapped to one."""
-    return sorted(first_keys(path) - set(renamed.values()) - set(COLUMNS))
 
 
 IMPORTER = Importer(

@@ -21,7 +21,6 @@ from tokenaudit.contracts.errors import Problem, RecordError, SourceError
 from tokenaudit.contracts.files import replacing
 from tokenaudit.contracts.schema import META_LIMITS, EventKind
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
-from tokenaudit.importers.generic import unmapped_names
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS, event_row, put_rows
 from tokenaudit.record.waiting_rows import cost_of
@@ -104,15 +103,8 @@ def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
         writer.write_table(pa.Table.from_batches(batches, writer.schema))
 
 
-class FirstLook(NamedTuple):
-    """What the first events of a source show: the rows of the first put, and names that have no place in a log."""
-
-    put: list[Row] | None
-    unmapped: list[str]
-
-
-def first_look(importer: Importer, files: Sequence[Path], context: Context) -> FirstLook:
-    """Read the first events and write nothing. What they leave out is noted in the context.
+def first_look(importer: Importer, files: Sequence[Path], context: Context) -> list[Row] | None:
+    """Read the first events and write nothing: the rows of the first put. What they leave out is noted in the context.
 
     Raises:
         SourceError: like `import_log`, as far as the first events go.
@@ -120,11 +112,10 @@ def first_look(importer: Importer, files: Sequence[Path], context: Context) -> F
     events = list(islice(checked_events(importer, files, context), _LOOKED_AT_EVENTS))
     if context.problems.count:
         raise SourceError(context.problems.all())
-    unmapped = unmapped_names(files[0], context.renamed) if importer.is_generic else []
     first_put = next((rows for rows in events if rows[0]["event"] == EventKind.PUT), None)
     if len(events) < _LOOKED_AT_EVENTS:
         _check_responses(first_put is not None, importer, files)
-    return FirstLook(first_put, unmapped)
+    return first_put
 
 
 def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:

@@ -349,7 +349,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _column_hint(column: Column, unknown: dict[str, None]) -> str:
-    close = [name for name in unknown if _synonym(name) == column.name]
+    close = [name for name in unknown if column_called(name) == column.name]
     close = close or get_close_matches(column.name, list(unknown), n=1)
     if close:
         return f"nearest: {close[0]!r}; rename it if it holds {column.meaning.split(';')[0]}"
@@ -361,14 +361,14 @@ def _suggestions(known: Mapping[str, Column], present: set[str], unknown: dict[s
     absent = [name for name in known if name not in present]
     found: dict[str, str] = {}
     for name in unknown:
-        if (meant := _synonym(name)) in absent:
+        if (meant := column_called(name)) in absent:
             found[name] = meant
         elif len(name) <= _LONGEST_NAME and (close := get_close_matches(name, absent, n=1, cutoff=0.85)):
             found[name] = close[0]
     return found
 
 
-def _synonym(name: str) -> str:
+def column_called(name: str) -> str:
     """The column of the schema that frameworks call so; where there is none, the name in small letters."""
     plain = name.strip().lower().replace("-", "_")
     return SYNONYMS.get(plain, plain)

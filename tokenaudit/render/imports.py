@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenaudit.contracts.errors import printable
 from tokenaudit.importers.base import Context, Importer
 from tokenaudit.importers.write import Imports
+from tokenaudit.log.files import column_called
 from tokenaudit.log.writer import Row
 from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph, count_text
 
@@ -34,7 +36,6 @@ def plan_blocks(
     size: tuple[int, int],
     context: Context,
     first_put: Sequence[Row] | None,
-    unmapped: Sequence[str],
 ) -> Iterator[Block]:
     """What an import would read.
 
@@ -44,7 +45,6 @@ def plan_blocks(
         size: number of all files, and their bytes.
         context: what turned up while the first events were read.
         first_put: the first put; None if there was none.
-        unmapped: names in the source that have no place in a log.
     """
     count, total = size
     lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {count_text(total, 'byte')}"]
@@ -56,13 +56,27 @@ def plan_blocks(
     if (scale.offset, scale.train_steps) != (importer.version_offset, 1):
         lines.append(f"  read as (version - {scale.offset}) * {scale.train_steps} train steps")
     lines.append(f"reads: {', '.join(importer.reads)}")
-    if unmapped:
-        lines.append(f"not read: {', '.join(map(printable, unmapped))} (--map theirs=ours)")
+    if context.left_out:
+        lines.append(f"not read: {left_out_text(importer, context)}")
     lines.append(f"first put: {_put(first_put)}")
     limits = dict.fromkeys([*importer.lacks, *context.limits])
     lines.append("can't be told:" if limits else "can't be told: nothing is left out")
     yield Heading("tokenaudit import")
     yield Listing([*lines, *(f"  - {limit}" for limit in limits)])
+
+
+def left_out_text(importer: Importer, context: Context) -> str:
+    """The columns of the source that are not read; where a person names columns, how, and what they may be."""
+    names = context.left_out
+    listed = ", ".join(map(printable, names))
+    if not importer.is_generic:
+        return listed
+    present = [context.renamed.get(name, name) for name in importer.reads]
+    absent = {name for name, theirs in zip(importer.reads, present, strict=True) if theirs not in context.names}
+    # of several that mean the same column, the first
+    likely = {ours: name for name in reversed(names) if (ours := column_called(name)) in absent}
+    pairs = [f"--map {shlex.quote(f'{printable(name)}={ours}')}" for ours, name in reversed(likely.items())]
+    return f"{listed} ({' '.join(pairs) or '--map theirs=ours'})"
 
 
 def _names(files: Sequence[Path]) -> list[str]:
