@@ -174,6 +174,25 @@ def test_steps_selects_rows_and_keeps_the_totals_of_the_run(run_cli):
     assert [line.split()[0] for line in one[6:8]] == ["7", "whole"]
 
 
+@pytest.mark.parametrize(("command", "option"), [("replay", "--steps"), ("simulate", "--show-steps")])
+def test_of_selected_steps_every_block_says_what_it_shows(command: str, option: str, run_cli, tmp_path: Path):
+    arguments = (command, SAMPLE, "-q", "-s", "tasks.code.max_token_staleness=2", "-o", "run.md")
+    assert "whole run" not in run_cli(*arguments).out + (tmp_path / "run.md").read_text()
+    text, document = run_cli(*arguments, option, "26..28").out, (tmp_path / "run.md").read_text()
+    blocks = text.split("\n\n")
+    assert [line.split()[0] for line in blocks[2].splitlines()[1:4]] == ["task", "(whole", "run)"]
+    assert "| task (whole run) |" in document
+    of_run = {
+        "replay": "9.6 % of tokens (whole run) rest on counterfactual rules, simulate decides",
+        "simulate": "whole run: 1,638.0 s simulated · ",
+    }[command]
+    for part in (text, document):
+        lines = [line.lstrip("| *") for line in part.splitlines()]
+        for begin in ("whole run ", "where the tokens went (whole run) ", "steps 26..28 · "):
+            assert len([line for line in lines if line.startswith(begin)]) == 1, begin
+        assert of_run in part
+
+
 @pytest.mark.parametrize("text", ["", "a..b", "5..3", "1..", "..3", "-1..3", "1...3", "٣"])
 def test_a_malformed_step_range_is_an_error(text: str, run_cli):
     ran = run_cli("replay", SAMPLE, f"--steps={text}")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.builders import make_digest, put, refresh, take, write_log
+from tests.conftest import SAMPLE
 from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.render.blocks import (
@@ -39,7 +40,7 @@ from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.result import SHOWN_ROWS, result_blocks
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import replay, run_tasks
-from tokenaudit.replay.result import Result
+from tokenaudit.replay.result import Result, select_steps
 from tokenaudit.replay.saved_result import result_from_json, result_to_json
 from tokenaudit.replay.session import replay_log
 
@@ -279,3 +280,18 @@ def test_red_cells_have_a_legend_where_there_are_colors(tmp_path: Path) -> None:
     assert result.totals["expired_groups"] == 1
     assert "red: the most expired_groups" in console_text(result_blocks(result), Terminal(100, color=True))
     assert "red:" not in console_text(result_blocks(result), Terminal(100))
+
+
+def test_charts_of_selected_steps_say_of_which():
+    result = replay_log(SAMPLE, isolated=True).result
+    charts = {
+        selection: [
+            line for line in console_text(result_blocks(one), Terminal(width=80)).splitlines() if "up to" in line
+        ]
+        for selection, one in (("", result), ("26..28", select_steps(result, 26, 28)))
+    }
+    assert [line.endswith("(step 27)") for line in charts[""]] == [True, False]
+    assert [line.rpartition(" up to ")[2] for line in charts["26..28"]] == [
+        "23 (step 27 of 26..28)",
+        "29.3 % (step 28 of 26..28)",
+    ]

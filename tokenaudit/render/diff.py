@@ -92,7 +92,7 @@ def side_line(name: str, side: Side) -> str:
     """What one side is."""
     inputs = ", ".join(printable(entry.name) for entry in side.result.inputs)
     steps = count_text(len(side.result.steps), "step")
-    selected = f" ({side.result.selection} only)" if side.result.selection else ""
+    selected = f" ({side.result.selection} only, totals are of the whole run)" if side.result.selection else ""
     return f"{name}: {printable(side.label)} · {inputs} · {steps}{selected} · {side.result.timeline} timeline"
 
 

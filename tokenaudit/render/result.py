@@ -99,7 +99,6 @@ _TASK_METRICS: tuple[Metric, ...] = (
 )
 """The metrics a table of tasks shows, behind the policy of the task."""
 _TASK_PRIORITY: tuple[str, ...] = (
-    "task",
     m.EXPIRED_GROUPS.name,
     _DROPPED_SHARE,
     m.TRAINED_TOKENS.name,
@@ -138,7 +137,9 @@ def result_blocks(result: Result, *, by_task: bool = False) -> Iterator[Block]:
     yield Lines(list(_group_lines(result)), form=Form.TERMINAL)
     if result.intervals:
         yield Gap()
-        yield Paragraph(f"versions are spans: {intervals_text(result.intervals)}", form=Form.TERMINAL)
+        yield Paragraph(
+            f"{_of_run(result, 'versions are spans')}: {intervals_text(result.intervals)}", form=Form.TERMINAL
+        )
     yield from only(Form.DOCUMENT, steps)
     yield Gap()
     yield from only(Form.TERMINAL, *summary)
@@ -171,7 +172,7 @@ def verdict(result: Result) -> str:
     if coverage.counterfactual_tokens:
         share = share_text(coverage.counterfactual_tokens, coverage.counterfactual_of_tokens)
         decided = ", simulate decides" if coverage.is_for_simulation else ""
-        parts.append(f"{share} of tokens rest on counterfactual rules{decided}")
+        parts.append(f"{share} of {_of_run(result, 'tokens')} rest on counterfactual rules{decided}")
     return " · ".join(parts)
 
 
@@ -191,7 +192,7 @@ def simulation_lines(result: Result) -> list[str]:
         return []
     totals = result.totals
     wall = _of(totals, m.WALL_TIME_US)
-    parts = [f"{wall / 1e6:,.1f} s simulated"]
+    parts = [f"{'whole run: ' if result.selection else ''}{wall / 1e6:,.1f} s simulated"]
     if trained := _of(totals, m.TRAINED_TOKENS):
         parts.append(f"{_of(totals, m.PRODUCED_TOKENS) / trained:.3f} tokens generated per trained token")
     for name, part in (
@@ -267,7 +268,8 @@ def _shortfalls(result: Result) -> Iterator[int]:
 
 
 def _series(result: Result) -> Iterator[Series]:
-    """Expired groups, and dropped tokens in percent of produced ones, over the steps; where there are any."""
+    """Expired groups, and dropped tokens in percent of produced ones, over the steps shown; where there are any."""
+    shown = f" of {result.selection}" if result.selection else ""
     expired = [float(_of(row, m.EXPIRED_GROUPS)) for row in result.steps]
     dropped = [
         100 * _of(row, m.DROPPED_TOKENS) / _of(row, m.PRODUCED_TOKENS) if _of(row, m.PRODUCED_TOKENS) else 0.0
@@ -277,7 +279,7 @@ def _series(result: Result) -> Iterator[Series]:
         peak = max(values)
         if peak > 0:
             step = result.steps[values.index(peak)][TRAIN_STEP]
-            yield Series(name, values, f"up to {peak:,.{decimals}f}{unit} (step {step})")
+            yield Series(name, values, f"up to {peak:,.{decimals}f}{unit} (step {step}{shown})")
 
 
 def _task_table(result: Result) -> Table:
@@ -289,9 +291,15 @@ def _task_table(result: Result) -> Table:
         settings = (str(policy.get(key, NOTHING)) for key in _POLICY_KEYS)
         values = (value_text(metric, part.get(metric.name)) for metric in _TASK_METRICS)
         rows.append(TableRow((printable(task), *settings, *values, _dropped_share(part))))
-    columns = [TableColumn("task", "left", free_text=True)]
+    heading = _of_run(result, "task")
+    columns = [TableColumn(heading, "left", free_text=True)]
     columns += [TableColumn(name, free_text=name in _POLICY_KEYS) for name in names]
-    return Table(columns, rows, fit=Fit(_TASK_PRIORITY))
+    return Table(columns, rows, fit=Fit((heading, *_TASK_PRIORITY)))
+
+
+def _of_run(result: Result, text: str) -> str:
+    """A text about the whole run, which says so where steps are selected."""
+    return f"{text} (whole run)" if result.selection else text
 
 
 def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -307,10 +315,9 @@ def _ledger_table(result: Result) -> Table:
     total: dict[str, int] = result.ledger.get("total", {})
     whole = sum(total.get(metric.name, 0) for metric in m.LEDGER_SOURCES)
     amounts = {metric.name: total.get(metric.name, 0) for metric in (*m.LEDGER_SOURCES, *m.LEDGER_FATES)}
-    heading = "where the tokens went"
-    name = f"{heading} (whole run)" if result.selection else heading
+    name = _of_run(result, "where the tokens went")
     rows = [TableRow((name, f"{tokens:,}", share_text(tokens, whole))) for name, tokens in amounts.items() if tokens]
-    return Table([TableColumn(name, "left", document_name=heading), TableColumn("tokens"), TableColumn("share")], rows)
+    return Table([TableColumn(name, "left"), TableColumn("tokens"), TableColumn("share")], rows)
 
 
 def _group_lines(result: Result) -> Iterator[str]:
