@@ -300,7 +300,7 @@ def test_settings_that_changed_since_the_baseline_come_first_in_every_format(log
     assert suite[0].tag == "properties"
     assert suite[0][0].attrib == {"name": "policy.max_staleness", "value": "1 → 0"}
     (invocation,) = json.loads(ran("sarif"))["runs"][0]["invocations"]
-    assert invocation["toolConfigurationNotifications"] == [{"level": "note", "message": {"text": line}}]
+    assert invocation["toolConfigurationNotifications"] == [{"level": "note", "message": {"text": f"{line}."}}]
     assert ran("github").splitlines()[0] == f"::notice title=tokenaudit gate::{line}"
     same = ("-s", "policy.max_staleness=1")
     assert "no setting changed since the baseline" in ran("table", *same)
