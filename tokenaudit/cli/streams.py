@@ -168,7 +168,7 @@ def terminal() -> Terminal:
     """What standard output goes to."""
     from tokenaudit.render.console import Terminal
 
-    return Terminal(terminal_width(), _wants_color(), is_unicode())
+    return Terminal(terminal_width(), wants_color(), is_unicode())
 
 
 def terminal_width() -> int | None:
@@ -176,7 +176,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _wants_color() -> bool:
+def wants_color() -> bool:
     """Whether to colour standard output: NO_COLOR beats FORCE_COLOR beats being a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
