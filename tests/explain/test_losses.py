@@ -92,7 +92,8 @@ def test_a_group_has_its_worst_numbers():
     ((key, group),) = losses.worst_groups(5)
     assert key == ("default", 1)
     assert (group.expired, group.tokens, group.longest, group.samples, group.taken_at) == (1, 11, 9, 2, None)
-    assert group.by_setting == {"policy.max_staleness": 11}
+    assert group.by_setting == {Setting("policy.max_staleness", "max_staleness", 2): 11}
+    assert str(group.bound_by) == "policy.max_staleness = 2"
 
 
 def test_a_setting_is_that_of_the_task_where_it_has_its_own():

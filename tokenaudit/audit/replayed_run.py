@@ -11,6 +11,7 @@ import numpy as np
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
+from tokenaudit.explain.losses import Losses
 from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupTaken
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
@@ -91,6 +92,7 @@ class ReplayedRun:
         digest: the log.
         puts: the version runs of its rows.
         ledger: the counted run.
+        losses: why its tokens were lost.
         taken_step: step at which each response of the digest was taken; `NEVER` where it wasn't.
         taken: groups taken, in order.
         expired: groups that became expired, in order.
@@ -105,6 +107,7 @@ class ReplayedRun:
     digest: Digest
     puts: PutRuns
     ledger: Ledger = field(init=False)
+    losses: Losses = field(init=False)
     taken_step: Int64s = field(init=False)
     taken: list[Taken] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
@@ -126,6 +129,7 @@ def follow(digest: Digest, config: Config, puts: PutRuns) -> ReplayedRun:
         UsageError, ConfigError: this log can't be replayed under this config.
     """
     run = ReplayedRun(config, timeline_of(digest), digest, puts)
+    run.losses = Losses(config)
     run.taken_step = np.full(len(digest.responses.tokens), NEVER, dtype=np.int64)
     follower = _Follower(run)
     events = replay(digest, config, run.timeline, on_log_event=follower.at)
@@ -195,3 +199,4 @@ class _Follower:
             self._run.taken_step[first:last] = event.train_step
             self._run.taken.append(Taken(event, put))
         self._held.observe(event)
+        self._run.losses.observe(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from typing import NamedTuple
 
 from tokenaudit.config.limits import Setting, setting_behind
@@ -88,7 +89,7 @@ class GroupLoss:
         longest: tokens of its longest response, as far as it was seen since it first expired.
         samples: its responses.
         taken_at: the step that took it; None as long as none did.
-        by_setting: tokens lost by policy key.
+        by_setting: tokens lost by each setting.
     """
 
     expired: int = 0
@@ -96,7 +97,12 @@ class GroupLoss:
     longest: int = 0
     samples: int = 0
     taken_at: int | None = None
-    by_setting: dict[str, int] = field(default_factory=dict)
+    by_setting: dict[Setting, int] = field(default_factory=dict)
+
+    @property
+    def bound_by(self) -> Setting | None:
+        """The setting that most of its tokens were lost by; None where the run itself lost them."""
+        return max(self.by_setting, key=lambda setting: (self.by_setting[setting], setting.key), default=None)
 
 
 class Losses:
@@ -182,7 +188,7 @@ class Losses:
             group, setting = self._group(event), self._setting(metric, event.task_name, reason)
             group.tokens += tokens
             if setting is not None:
-                group.by_setting[setting.key] = group.by_setting.get(setting.key, 0) + tokens
+                group.by_setting[setting] = group.by_setting.get(setting, 0) + tokens
 
     def _group(self, event: GroupTaken | GroupExpired | MembersExpired | GroupRejected | PutReconciled) -> GroupLoss:
         return self.groups.setdefault((event.task_name, event.group_id), GroupLoss())
@@ -203,6 +209,15 @@ def by_setting(causes: Iterable[Cause]) -> dict[Setting, Loss]:
             loss.tokens += cause.loss.tokens
             loss.groups += cause.loss.groups
     return dict(sorted(sums.items(), key=lambda item: (-item[1].tokens, item[0].key)))
+
+
+def bound_most(causes: Iterable[Cause]) -> tuple[Setting, Fraction] | None:
+    """The setting that bound most, and its share of what settings lost; None where none did."""
+    sums = by_setting(causes)
+    if not sums:
+        return None
+    setting, loss = next(iter(sums.items()))
+    return setting, Fraction(loss.tokens, sum(other.tokens for other in sums.values()))
 
 
 def _by_reason(event: GroupExpired | MembersExpired) -> dict[ExpiryReason, int]:

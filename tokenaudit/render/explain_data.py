@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -13,13 +13,14 @@ from tokenaudit import __version__
 from tokenaudit.config.limits import Setting
 from tokenaudit.contracts.metrics import ROW_METRICS
 from tokenaudit.explain.group import GroupHistory
-from tokenaudit.explain.losses import Cause, Place
+from tokenaudit.explain.losses import Cause, GroupLoss, Place
 from tokenaudit.explain.names import NameExplanation
 from tokenaudit.explain.session import LogExplanation
 from tokenaudit.explain.step import StepReport
 from tokenaudit.explain.trials import Trial, Trials
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired
 from tokenaudit.render.blocks import csv_cell, json_lines
+from tokenaudit.replay.events import Key
 
 EXPLAIN_SCHEMA_VERSION = 1
 
@@ -69,9 +70,7 @@ def log_plain(explanation: LogExplanation) -> Plain:
         "ledger": result.ledger["total"],
         "causes": causes,
         "losing_groups": explanation.losing_groups,
-        "groups": [
-            {"task": task, "group_id": group_id} | asdict(loss) for (task, group_id), loss in explanation.groups
-        ],
+        "groups": [_group_data(key, loss) for key, loss in explanation.groups],
         "trials": _trials_data(explanation.trials),
         "next": None if best is None else _trial_data(best),
     }
@@ -96,6 +95,12 @@ def cause_records(causes: Iterable[Cause]) -> list[dict[str, Any]]:
         }
         for cause in causes
     ]
+
+
+def _group_data(key: Key, loss: GroupLoss) -> dict[str, Any]:
+    task, group_id = key
+    by_setting = {setting.key: tokens for setting, tokens in loss.by_setting.items()}
+    return {"task": task, "group_id": group_id} | asdict(replace(loss, by_setting={})) | {"by_setting": by_setting}
 
 
 def _setting_data(setting: Setting | None) -> dict[str, Any]:

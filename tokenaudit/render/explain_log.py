@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tokenaudit.config.limits import setting_text
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
-from tokenaudit.explain.losses import Cause, GroupLoss, Place, by_setting
+from tokenaudit.explain.losses import Cause, Place, bound_most
 from tokenaudit.explain.session import LogExplanation
 from tokenaudit.explain.trials import Figures, Trial, Trials
 from tokenaudit.lifecycle.staleness import ExpiryReason
@@ -81,11 +81,11 @@ def _answer(explanation: LogExplanation) -> str:
         f"{share_text(dropped, produced)} of the produced tokens ({dropped:,} of {produced:,}) were dropped as stale, "
         f"{share_text(totals[m.TRAINED_TOKENS.name], produced)} were trained."
     )
-    of_settings = by_setting(explanation.causes)
-    if of_settings:
-        setting, loss = next(iter(of_settings.items()))
-        lost = sum(other.tokens for other in of_settings.values())
-        text += f" What bound most is {printable(str(setting))}: {share_text(loss.tokens, lost)} of what settings lost."
+    bound = bound_most(explanation.causes)
+    if bound is not None:
+        setting, share = bound
+        of_lost = share_text(share.numerator, share.denominator)
+        text += f" What bound most is {printable(str(setting))}: {of_lost} of what settings lost."
     return text
 
 
@@ -145,7 +145,7 @@ def _group_table(explanation: LogExplanation) -> Table:
         TableRow(
             (
                 f"{printable(task)}/{group_id}",
-                printable(_worst_setting(loss)),
+                NOTHING if loss.bound_by is None else printable(loss.bound_by.key),
                 "not trained" if loss.taken_at is None else f"taken at step {loss.taken_at}",
                 f"{loss.expired}×",
                 f"{loss.tokens:,}",
@@ -160,10 +160,6 @@ def _group_table(explanation: LogExplanation) -> Table:
     )
     fit = Fit(("group", "expired", "tokens lost", "longest", "setting", "in the end", "responses"))
     return Table(columns, rows, caption, fit=fit)
-
-
-def _worst_setting(loss: GroupLoss) -> str:
-    return max(loss.by_setting, key=lambda key: (loss.by_setting[key], key), default=NOTHING)
 
 
 def _method(trials: Trials) -> str:

@@ -14,6 +14,7 @@ from tokenaudit.config.model import task_sizes
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
+from tokenaudit.explain.losses import bound_most
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
@@ -70,7 +71,7 @@ def _silent_discard(case: Case, findings: Findings) -> None:
 
 @rule("L011", "starved-group", Severity.WARNING,
       "A group expired three times or more and was never trained.",
-      "Allow partial rollouts, raise max_staleness, or shorten the response.",
+      "Loosen the setting that the finding names (see `tokenaudit explain LOG`), or shorten the response.",
       Fact.REPLAY, Fact.RETRY)  # fmt: skip
 def _starved_group(case: Case, findings: Findings) -> None:
     replayed = case.replayed
@@ -87,12 +88,13 @@ def _starved_group(case: Case, findings: Findings) -> None:
             listed = ", ".join(map(str, when[:6])) + (", …" if len(when) > 6 else "")
             text = f"expired {len(when)} times (steps {listed}), never trained"
             findings.cost_tokens += tokens[task, group_id]
-            findings.add(Subject(task, group_id), text)
+            bound = replayed.losses.groups[task, group_id].bound_by
+            findings.add(Subject(task, group_id), text if bound is None else f"{text}; most was lost by {bound}")
 
 
 @rule("L012", "length-bias", Severity.WARNING,
       "Expired groups are much longer than taken ones: the limit punishes length.",
-      "Allow partial rollouts, or raise max_staleness.",
+      "Loosen the setting that the finding names: `tokenaudit explain LOG` says which change helps.",
       Fact.TAKES)  # fmt: skip
 def _length_bias(case: Case, findings: Findings) -> None:
     replayed = case.replayed
@@ -111,12 +113,13 @@ def _length_bias(case: Case, findings: Findings) -> None:
         of_taken, of_expired = median(taken[task]), median(lengths)
         if of_expired >= BIAS_FACTOR * of_taken > 0:
             text = f"median tokens per response: taken {of_taken:,.0f} ({len(taken[task])} groups), expired"
-            findings.add(Subject(task), f"{text} {of_expired:,.0f} ({len(lengths)} groups)")
+            text += f" {of_expired:,.0f} ({len(lengths)} groups)"
+            findings.add(Subject(task), text + _bound_text(replayed, task))
 
 
 @rule("L013", "discard-rate", Severity.WARNING,
       "More than a tenth of the generated tokens was dropped as stale.",
-      "Compare configs with `tokenaudit replay -s ...`.",
+      "Loosen the setting that the finding names: `tokenaudit explain LOG` says which change helps.",
       Fact.REPLAY)  # fmt: skip
 def _discard_rate(case: Case, findings: Findings) -> None:
     for task, account in case.replayed.ledger.totals.items():
@@ -130,7 +133,14 @@ def _discard_rate(case: Case, findings: Findings) -> None:
         if fresh:
             text += f", {100 * fresh / dropped:.0f} % of which belonged to members that were fresh"
         findings.cost_tokens += dropped
-        findings.add(Subject(task), text)
+        findings.add(Subject(task), text + _bound_text(case.replayed, task))
+
+
+def _bound_text(replayed: ReplayedRun, task: str) -> str:
+    """The setting that most of what a task lost to staleness was lost by."""
+    causes = (one for one in replayed.losses.causes() if one.key.task == task and one.key.metric in m.DROPPED_PARTS)
+    bound = bound_most(causes)
+    return "" if bound is None else f"; {100 * float(bound[1]):.0f} % of what was dropped is by {bound[0]}"
 
 
 @rule("L014", "batch-never-filled", Severity.ERROR,
