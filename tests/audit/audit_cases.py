@@ -18,6 +18,7 @@ Row = dict[str, Any]
 LIMIT_3 = ("policy.max_staleness=2",)
 TOKEN_0 = ("policy.max_staleness=3", "policy.max_token_staleness=0")
 ALONE = (*LIMIT_3, "timeline.train_batch_size=1")
+BY_STALENESS = "; 100 % of what was dropped is by policy.max_staleness = 2"
 RETRY = ("policy.max_staleness=2", "policy.tail_batch_trigger_size=0")
 
 
@@ -339,18 +340,20 @@ CASES: dict[str, Case] = {
         "member", config=TOKEN_0, severity="warning",
     ),
     "starved-group": Case(
-        repeatedly(3), repeatedly(2), "expired 3 times (steps 4, 7, 10), never trained", config=RETRY,
+        repeatedly(3), repeatedly(2),
+        "expired 3 times (steps 4, 7, 10), never trained; most was lost by policy.max_staleness = 2", config=RETRY,
         severity="warning", subject="task default, group 30",
     ),
     "length-bias": Case(
         lengths(1_000, 2_000), lengths(1_000, 1_999),
-        "median tokens per response: taken 1,000 (10 groups), expired 2,000 (10 groups)", config=RETRY,
+        "median tokens per response: taken 1,000 (10 groups), expired 2,000 (10 groups)" + BY_STALENESS, config=RETRY,
         severity="warning",
     ),
     "discard-rate": Case(
         [put(1, 1, tokens=890), put(2, 2, tokens=110, train_step=4, model_step=0), take(3, 4)],
         [put(1, 1, tokens=900), put(2, 2, tokens=100, train_step=4, model_step=0), take(3, 4)],
-        "11.0 % of produced tokens (110 of 1,000) were dropped as stale", config=LIMIT_3, severity="warning",
+        "11.0 % of produced tokens (110 of 1,000) were dropped as stale" + BY_STALENESS, config=LIMIT_3,
+        severity="warning",
     ),
     "batch-never-filled": Case(
         [put(1, 1), put(2, 2), take(3, 1, 2), put(4, 3, train_step=2), put(5, 4, train_step=2, status="aborted")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from tokenaudit.explain.step import step_report
 from tokenaudit.lifecycle.events import Fate, GroupExpired, Where
 from tokenaudit.lifecycle.staleness import ExpiryReason
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.render.console import Terminal, console_text
-from tokenaudit.render.explain import history_blocks, step_blocks
+from tokenaudit.render.console import RED, Terminal, console_text
+from tokenaudit.render.explain import step_blocks
+from tokenaudit.render.history import history_blocks
 from tokenaudit.render.markdown import markdown_text
 
 EXPECTED = Path(__file__).parent.parent / "outputs" / "explained"
@@ -124,6 +126,115 @@ def test_the_mask_at_the_take_is_drawn_run_by_run():
     assert "▒" * 20 + "█" * 10 + "." * 10 in text
     assert "s" * 20 + "#" * 10 + "." * 10 in console_text(history_blocks(history), Terminal(unicode=False))
     assert only(history, EntryKind.TAKEN).members[0].outcome is MemberOutcome.TRAINED
+
+
+def lines_of(history: GroupHistory, **terminal: object) -> list[str]:
+    return console_text(history_blocks(history), Terminal(**terminal)).splitlines()  # type: ignore[arg-type]
+
+
+def test_a_history_begins_with_what_became_of_the_group_its_tokens_and_its_limits():
+    rows = [
+        put(1, 1, 10, tokens=5),
+        put(1, 1, 11, tokens=3, response_model_steps=[1] * 3),
+        refresh(2, 4),
+        refresh(3, 5),
+    ]
+    title, *summary = lines_of(history_of(rows))[:6]
+    assert title == "task default, group 1"
+    assert summary == [
+        "in the end: held as expired with 0 tokens, after 1 put; expired 1 time",
+        "0 tokens trained, 8 lost to settings, 8 of them by policy.max_staleness = 2",
+        "rule: a response is too old from staleness 3 on, an expired group is generated again",
+        "order: the stalest group leaves a pool first, of equally stale ones the one put first; put again, a group "
+        "goes to the end",
+        "members that a reset keeps go on ageing while their group waits as expired, and can be reset too",
+    ]
+    discarded = lines_of(history_of(rows, trigger=-1))
+    assert discarded[1] == "in the end: discarded as expired, after 1 put; expired 1 time"
+    assert discarded[2] == "0 tokens trained, 8 lost to settings, 5 of them by policy.max_staleness = 2"
+    assert not any("go on ageing" in line for line in discarded)
+
+
+def test_a_history_that_loses_nothing_says_so():
+    summary = lines_of(history_of([put(1, 1, tokens=5), take(2, 1)]))[1:3]
+    assert summary == [
+        "in the end: taken at step 1, after 1 put; never expired",
+        "5 tokens trained, none lost to a setting",
+    ]
+
+
+def test_the_order_is_that_of_the_config():
+    fifo = parse_config({"buffer": {"replay_policy": "fifo"}, "timeline": {"train_batch_size": 1}}, "test")
+    history = group_history(make_digest([put(1, 1), take(2, 1)]), fifo, "default", 1)
+    assert "order: the group put first leaves a pool first; put again, a group goes to the end" in lines_of(history)
+
+
+def test_a_step_is_a_block_and_waiting_is_one_line():
+    rows = [
+        put(1, 1),
+        refresh(2, 2),
+        refresh(3, 3),
+        refresh(4, 4),
+        refresh(5, 5),
+        sample(6, 1, "expired"),
+        put(7, 1, train_step=5),
+    ]
+    lines = lines_of(history_of(rows))
+    steps = [line for line in lines if line.startswith("step")]
+    assert steps == ["step 1", "step 2", "step 4", "step 5"]
+    assert lines[lines.index("step 2") + 1].startswith("  waits          until step 3 · 1 response, 4 tokens · ")
+    assert "staleness 1 to 2" in lines[lines.index("step 2") + 1]
+    assert all(lines[lines.index(step) - 1] == "" for step in steps)
+
+
+def test_responses_stand_in_columns_with_bars_to_scale():
+    versions, mask = [0] * 10 + [1] * 10, [1] * 15 + [0] * 5
+    rows = [
+        put(1, 1, 10, tokens=20, train_step=2, response_model_steps=versions, response_mask=mask),
+        put(1, 1, 2_000, tokens=5, train_step=2, response_model_steps=[1] * 5),
+        take(2, 2),
+    ]
+    lines = lines_of(history_of(rows, max_token_staleness=0))
+    head, first, second = lines[-5:-2]
+    assert head == f"    rollout  status     tokens  versions  age  fate     mask{'':36}  by version"
+    assert (
+        first == f"         10  completed      20  0 to 1      1  trained  {'▒' * 20}{'█' * 10}{'.' * 10}  v0x10 v1x10"
+    )
+    assert second == f"       2000  completed       5  1           0  trained  {'█' * 10}{'':30}  v1x5"
+
+
+def test_fates_are_words_in_colour():
+    rows = [put(1, 1, 10, tokens=5), put(1, 1, 11, tokens=3, response_model_steps=[1] * 3), refresh(2, 4)]
+    coloured = "\n".join(lines_of(history_of(rows), color=True))
+    assert f"\x1b[38;5;{RED}mreset\x1b[0m" in coloured
+    assert "kept" in coloured
+    document = markdown_text(history_blocks(history_of(rows)))
+    assert "    step" not in document
+    assert "\n             10  completed       5  0           3  reset  v0x5\n" in document
+
+
+def test_the_json_and_the_csv_of_a_group_hold_its_members(run_cli):
+    rows = run_cli("explain", SAMPLE, "--group", "code/102", "--isolated", "-q", "--format", "csv").out.splitlines()
+    assert rows[0].startswith(
+        "entry,train_step,kind,detail,expires_at,rollout_id,segment,status,tokens,age,outcome,runs"
+    )
+    assert "7,12,taken,,,816,0,completed,265,0,trained,v11x265" in rows
+    data = json.loads(run_cli("explain", SAMPLE, "--group", "code/102", "--isolated", "-q", "--format", "json").out)
+    assert (data["kind"], data["ending"], data["trained_tokens"]) == (
+        "tokenaudit.explain.group",
+        "taken at step 12",
+        5_801,
+    )
+    assert data["loss"]["by_setting"] == {"tasks.code.max_token_staleness": 4_116}
+
+
+def test_the_json_and_the_csv_of_a_step_hold_its_groups(run_cli):
+    data = json.loads(run_cli("explain", SAMPLE, "--step", "19", "--isolated", "-q", "--format", "json").out)
+    assert (data["kind"], data["counts"]["reset_tokens"]) == ("tokenaudit.explain.step", 54_863)
+    lost = sum(group["tokens"] for group in data["groups"] if group["list"] == "expired")
+    assert lost == 54_863
+    rows = run_cli("explain", SAMPLE, "--step", "19", "--isolated", "-q", "--format", "csv").out.splitlines()
+    assert "expired,math,296,reset,refresh of an expired group,sequence,7082,,," in rows
 
 
 def test_a_simulated_timeline_is_told_too():

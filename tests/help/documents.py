@@ -241,7 +241,14 @@ PARTS: dict[str, Callable[[], str]] = {
     "worse-output": lambda: shown(_output("sample_data/worse.toml", (26, 30))),
     "explain-log-output": lambda: shown(_explain_log_output()),
     "explain-output": lambda: shown(_explain_output()),
-    "explain-excerpt": lambda: shown(excerpt(_explain_output(), ("step 12   expired", "bound"))),
+    "explain-excerpt": lambda: shown(
+        excerpt(
+            _explain_log_output(),
+            ("18.4 %", "18.4 %"),
+            ("How much", "tasks.code.max_staleness=4"),
+            ("next,", "tokenaudit"),
+        )
+    ),
     "diff-output": lambda: shown(_diff_output()),
     "diff-excerpt": lambda: shown(
         excerpt(

@@ -140,8 +140,8 @@ def _explained(
         return _explained_names(names, loaded)
     if group is not None:
         from tokenaudit.explain.group import group_history
-        from tokenaudit.render.explain import history_blocks
         from tokenaudit.render.explain_data import group_plain
+        from tokenaudit.render.history import history_blocks
 
         history = group_history(loaded.digest, config, *_group_key(group, loaded.digest.tasks))
         return list(history_blocks(history)), group_plain(history)

@@ -10,6 +10,8 @@ from enum import StrEnum
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint
 from tokenaudit.contracts.schema import EventKind
+from tokenaudit.explain.losses import GroupLoss, Losses
+from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.events import (
     Fate,
     GroupExpired,
@@ -130,6 +132,9 @@ class GroupHistory:
         stale_threshold: staleness at which a response is too old.
         token_stale_threshold: staleness at which a token is no longer fresh; None: no token rule.
         retryable: whether an expired group is generated again.
+        order: the order in which groups leave a pool.
+        loss: what it lost to settings and how often it expired; None where it lost nothing.
+        trained_tokens: tokens of it that were trained.
         entries: what happened, in order.
         ending: where it is at the end of the log.
     """
@@ -139,6 +144,9 @@ class GroupHistory:
     stale_threshold: int
     token_stale_threshold: int | None
     retryable: bool
+    order: ReplayPolicy
+    loss: GroupLoss | None
+    trained_tokens: int
     entries: tuple[HistoryEntry, ...]
     ending: str
 
@@ -161,6 +169,9 @@ def group_history(digest: Digest, config: Config, task: str, group_id: int) -> G
         policy.stale_threshold,
         policy.token_stale_threshold,
         policy.retryable,
+        config.buffer.replay_policy,
+        recorder.losses.groups.get((task, group_id)),
+        recorder.trained_tokens,
         tuple(recorder.entries),
         recorder.ending(),
     )
@@ -192,6 +203,8 @@ class _HistoryRecorder:
 
     def __init__(self, digest: Digest, config: Config, key: Key) -> None:
         self.entries: list[HistoryEntry] = []
+        self.losses = Losses(config)
+        self.trained_tokens = 0
         self._digest = digest
         self._key = key
         self._policy = config.expiry_policy(key[0])
@@ -231,6 +244,7 @@ class _HistoryRecorder:
             return
         if (event.task_name, event.group_id) == self._key:
             self._observe_own(event)
+            self.losses.observe(event)
         self._held.observe(event)
 
     def ending(self) -> str:
@@ -279,6 +293,7 @@ class _HistoryRecorder:
             self._add(EntryKind.SAMPLED, None, event.responses, detail=f"from the {event.status} pool")
         elif isinstance(event, GroupTaken):
             self._end = f"taken at step {event.train_step}"
+            self.trained_tokens += event.responses.measures.trainable_tokens - event.stale_tokens()
             self.entries.append(HistoryEntry(EntryKind.TAKEN, event.train_step, tuple(_taken_members(event))))
 
     def _observe_expired(self, event: GroupExpired) -> None:

@@ -117,7 +117,7 @@ class Lines(Block):
 class Listing(Block):
     """Lines whose characters stand in columns, which a document keeps by a fixed-width font."""
 
-    lines: Sequence[str]
+    lines: Sequence[Line]
 
 
 @dataclass(slots=True, eq=False)

@@ -8,11 +8,10 @@ from tokenaudit.audit.rule import AuditRule
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
 from tokenaudit.contracts.metrics import RATES, Metric
-from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
+from tokenaudit.explain.group import EntryKind
 from tokenaudit.explain.names import NameExplanation, Standing
 from tokenaudit.explain.step import StepReport, TakenGroup
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired, Where
-from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
 from tokenaudit.render.blocks import NOTHING, Block, Gap, Heading, Lines, Listing, Paragraph, count_text, share_text
 from tokenaudit.replay.ledger import Account
 
@@ -21,96 +20,6 @@ _STRIP = 40
 _SHOWN_GROUPS = 20
 _FRESH, _STALE, _UNTRAINED = "█", "▒", "."
 _WITH_MEMBERS = (EntryKind.EXPIRED, EntryKind.MORE_EXPIRED, EntryKind.TAKEN)
-
-
-def history_blocks(history: GroupHistory) -> Iterator[Block]:
-    """The policy, what happened to the group in order, and where it is in the end."""
-    yield Heading(_REPORT, f"task {printable(history.task)}, group {history.group_id}")
-    yield Paragraph(f"rule: {_policy_text(history)}")
-    yield Gap()
-    yield Listing([line for entry in history.entries for line in _entry_lines(entry, history.token_stale_threshold)])
-    yield Gap()
-    yield Paragraph(f"in the end: {history.ending}")
-    if any(entry.kind is EntryKind.TAKEN for entry in history.entries):
-        yield Paragraph(f"mask at the take: {_FRESH} trained  {_STALE} too old  {_UNTRAINED} not trained")
-
-
-def _entry_lines(entry: HistoryEntry, token_limit: int | None) -> Iterator[str]:
-    step = "" if entry.train_step is None else f"step {entry.train_step}"
-    yield f"{step:<10}{entry.kind:<15}{_entry_text(entry)}".rstrip()
-    if entry.kind in _WITH_MEMBERS:
-        yield from (f"{'':<10}{line}" for line in _member_lines(entry, token_limit))
-    if entry.kind is EntryKind.EXPIRED:
-        yield from (f"{'':<25}{line}" for line in _why_lines(entry))
-
-
-def _policy_text(history: GroupHistory) -> str:
-    parts = [f"a response is too old from staleness {history.stale_threshold} on"]
-    if history.token_stale_threshold is not None:
-        parts.append(f"a token from {history.token_stale_threshold} on")
-    parts.append("an expired group is generated again" if history.retryable else "an expired group is discarded")
-    return ", ".join(parts)
-
-
-def _entry_text(entry: HistoryEntry) -> str:
-    tokens = sum(member.tokens for member in entry.members)
-    parts = [entry.detail] if entry.detail else []
-    if entry.members:
-        parts.append(f"{count_text(len(entry.members), 'response')}, {count_text(tokens, 'token')}")
-    versions = [version for member in entry.members for version, _, _ in member.runs]
-    if versions:
-        parts.append(f"versions {_span(versions)}")
-    ages = [member.age for member in entry.members if member.age is not None]
-    if ages:
-        parts.append(f"staleness {_span(ages)}")
-    if entry.expires_at is not None and entry.expires_at <= (entry.train_step or 0):
-        parts.append(f"too old since step {entry.expires_at}")
-    elif entry.expires_at is not None:
-        parts.append(f"expires at step {entry.expires_at} unless it leaves before")
-    if entry.restarted_tokens:
-        parts.append(f"{count_text(entry.restarted_tokens, 'held token')} not continued")
-    return " · ".join(parts)
-
-
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _why_lines(entry: HistoryEntry) -> Iterator[str]:
-    lost = {
-        outcome: sum(member.tokens for member in entry.members if member.outcome is outcome)
-        for outcome in (MemberOutcome.RESET, MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST, MemberOutcome.KEPT)
-    }
-    yield ", ".join(f"{count_text(tokens, 'token')} {outcome}" for outcome, tokens in lost.items() if tokens)
-    if entry.fixed_at is not None and entry.fixed_at != entry.train_step:
-        yield f"bound to expire now since its put at step {entry.fixed_at}"
-    if entry.last_chance is not None:
-        yield f"the take of step {entry.last_chance} was its last chance"
-
-
-def _member_lines(entry: HistoryEntry, token_limit: int | None) -> Iterator[str]:
-    for member in entry.members:
-        name = f"rollout {member.rollout_id}" + (f".{member.segment}" if member.segment else "")
-        age = "" if member.age is None else f"staleness {member.age}"
-        outcome = member.outcome or ""
-        line = f"{name:<15}{member.status:<10}{member.tokens:>8,} tokens  {age:<13}{outcome}"
-        if entry.kind is EntryKind.TAKEN:
-            line = f"{line:<65}{_strip(member, entry.train_step or 0, token_limit)}"
-        runs = " ".join(f"v{version}x{tokens}" for version, tokens, _ in member.runs[:8])
-        yield f"{line}  {runs}{' …' if len(member.runs) > 8 else ''}".rstrip()
-
-
-def _strip(member: Member, train_step: int, token_limit: int | None) -> str:
-    """The mask at the take, each version run in proportion to its tokens: trained, too old, not trained."""
-    total = member.tokens
-    oldest = oldest_fresh_version(train_step, token_limit)
-    parts: list[str] = []
-    for version, tokens, trainable in member.runs:
-        trained = _FRESH if is_fresh(version, oldest) else _STALE
-        for count, char in ((trainable, trained), (tokens - trainable, _UNTRAINED)):
-            parts.append(char * max(1 if count else 0, round(_STRIP * count / total)))
-    return "".join(parts)
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:

@@ -99,8 +99,12 @@ def cause_records(causes: Iterable[Cause]) -> list[dict[str, Any]]:
 
 def _group_data(key: Key, loss: GroupLoss) -> dict[str, Any]:
     task, group_id = key
+    return {"task": task, "group_id": group_id} | _loss_data(loss)
+
+
+def _loss_data(loss: GroupLoss) -> dict[str, Any]:
     by_setting = {setting.key: tokens for setting, tokens in loss.by_setting.items()}
-    return {"task": task, "group_id": group_id} | asdict(replace(loss, by_setting={})) | {"by_setting": by_setting}
+    return asdict(replace(loss, by_setting={})) | {"by_setting": by_setting}
 
 
 def _setting_data(setting: Setting | None) -> dict[str, Any]:
@@ -138,7 +142,9 @@ MEMBER_COLUMNS = (
 
 def group_plain(history: GroupHistory) -> Plain:
     """What happened to a group, in order; runs are (version, tokens, trainable tokens)."""
-    return Plain("tokenaudit.explain.group", asdict(history), MEMBER_COLUMNS, list(member_records(history)))
+    loss = None if history.loss is None else _loss_data(history.loss)
+    data = asdict(replace(history, loss=None)) | {"loss": loss}
+    return Plain("tokenaudit.explain.group", data, MEMBER_COLUMNS, list(member_records(history)))
 
 
 def member_records(history: GroupHistory) -> Iterator[dict[str, Any]]:

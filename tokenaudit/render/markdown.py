@@ -48,7 +48,7 @@ def _parts(block: Block) -> Iterable[str]:
         case Lines():
             yield _list(block)
         case Listing():
-            yield "".join(f"    {printable(line)}\n" for line in block.lines)
+            yield "".join(f"    {printable(_text(line))}".rstrip() + "\n" for line in block.lines)
         case Pairs():
             columns = [TableColumn("name", "left"), TableColumn("value", "left")]
             yield _table(Table(columns, [TableRow(pair) for pair in block.pairs], free_text=True))
