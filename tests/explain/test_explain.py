@@ -261,7 +261,7 @@ def test_a_step_tells_who_was_taken_expired_and_waits():
     assert [(group.group_id, group.age, group.trained) for group in second.taken] == [(4, 1, 4)]
     assert "group 4: staleness 1, 4 tokens, 4 trained, 0 masked as stale" in console_text(step_blocks(second))
     assert markdown_text(step_blocks(second)).startswith("## tokenaudit explain: step ")
-    with pytest.raises(UsageError, match="no step 9"):
+    with pytest.raises(UsageError, match="--step 9: the run has no such step"):
         step_report(digest, config(), 9)
 
 
@@ -307,7 +307,7 @@ def test_a_step_lists_members_that_expire_in_a_group_that_waits(run_cli):
         (("--group", "maths/1"), "no task 'maths'"),
         (("--group", "12"), "names no task"),
         (("--group", "math/x"), "names no group"),
-        (("--step", "99"), "no step 99"),
+        (("--step", "99"), "--step 99: the run has no such step"),
         (("--group", "math/1", "--step", "1"), "exclude each other"),
         (("dropped_tokens", "--step", "1"), "--group and --step don't go with a name: dropped_tokens"),
     ],
