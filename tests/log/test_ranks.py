@@ -62,7 +62,7 @@ SMALL_EVENTS = st.lists(
 
 
 def recorded(events: list[tuple[str, int, int | None, int]], *, may_take: bool) -> list[Row]:
-    """Rows of a rank from (kind, step, time, distance to the event before)."""
+    """Rows of a rank from (kind, step, time, distance to the event before); rows of one event may differ in time."""
     rows: list[Row] = []
     event_id = 0
     for kind, step, time, gap in events:
@@ -71,6 +71,8 @@ def recorded(events: list[tuple[str, int, int | None, int]], *, may_take: bool) 
         if kind in ("put", "two") or (kind == "take" and not may_take):
             members = (1, 2) if kind == "two" else (1,)
             rows += [put(event_id, len(rows), 10 * len(rows) + m, train_step=step, **shared) for m in members]
+            if kind == "two":
+                rows[-1]["time_us"] = None if gap == 1 else step + gap
         elif kind == "sample":
             rows.append(sample(event_id, 3, **shared))
         elif kind == "take":
@@ -118,6 +120,41 @@ def test_a_log_split_in_ranks_replays_to_the_same_bytes(data, rows, config, file
     notices = (tuple(notice for notice in run.warnings if notice.code not in told) for run in (whole, merged))
     whole, merged = (replace(run, inputs=(), warnings=told) for run, told in zip((whole, merged), notices, strict=True))
     assert result_to_json(merged) == result_to_json(whole)
+
+
+def test_times_before_the_origin_and_no_time_at_all_count_as_the_origin(tmp_path: Path):
+    """Of an event, its latest row decides."""
+    early = [
+        put(1, 1),
+        put(2, 2, time_us=-50),
+        put(3, 3, 30, time_us=1),
+        put(3, 3, 31, time_us=9),
+        put(4, 4, time_us=2),
+    ]
+    other = [put(1, 5, time_us=-1), put(2, 6, time_us=0), put(3, 7, time_us=4), put(4, 8, time_us=5)]
+    folder = write_ranks(tmp_path / "log", [RankRows(0, 104, early), RankRows(1, 100, other)])
+    read = rows_read(folder)
+    assert [row["group_id"] for row in read] == [5, 6, 1, 2, 7, 8, 3, 3, 4]
+    assert [row["event_id"] for row in read] == [1, 2, 3, 4, 5, 6, 7, 7, 8]
+    assert [row.get("time_us") for row in read] == [-1, 0, None, -46, 4, 5, 5, 13, 6]
+
+
+def test_a_file_is_closed_though_its_last_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = RankRows(0, 0, numbered([refresh(0, step, time_us=step) for step in range(200)]))
+    folder = write_ranks(tmp_path / "log", [first], world_size=2)
+    for number in range(20):
+        base = 1000 + 10 * number
+        own = [
+            put(base, number, time_us=base),
+            *(refresh(base + n, 9 * number + n, time_us=base + n) for n in range(1, 9)),
+        ]
+        part(folder, f"part-rank0001-{number:06}", own, rank_metadata(1, 2))
+    log = open_log([folder])
+    small_batches(monkeypatch, rows=2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    most = [len(list(Path("/proc/self/fd").iterdir())) - before for _ in read_batches(log, ("group_id", "event_id"))]
+    assert log.rows == 220
+    assert max(most) <= 2
 
 
 def part(folder: Path, name: str, rows: list[Row], metadata: dict[str, str] | None) -> Path:

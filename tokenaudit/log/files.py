@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenaudit.contracts.errors import LogError, Problem, nearest_hint, plural
+from tokenaudit.contracts.errors import LogError, Problem, plural
 from tokenaudit.contracts.files import OTHER_TABLES, import_hint, named_twice, read_bounded
 from tokenaudit.contracts.schema import (
     COLUMNS,
@@ -23,11 +23,15 @@ from tokenaudit.contracts.schema import (
     META_MISSING_RANKS,
     META_REJECTED,
     META_SOURCE,
-    SYNONYMS,
-    VERSION_RUNS,
     WORKLOAD_COLUMNS,
     Column,
-    EventKind,
+)
+from tokenaudit.log.absent_columns import (
+    MOST_NAMED,
+    lacking_files,
+    missing_columns,
+    short_name,
+    suggested_columns,
 )
 from tokenaudit.log.log_file import LogFile, open_file
 from tokenaudit.log.merged_order import MergedOrder, merged_order
@@ -36,12 +40,8 @@ from tokenaudit.log.ranks import RANK_METADATA, file_rank, missing_ranks, presen
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
 
-_MOST_NAMED = 20
-"""Unknown columns that a note names."""
-_LONGEST_NAME = 60
-"""Characters of a column's name that are shown; the schema has none that long."""
 
-_LENGTH_COLUMNS = ("response_len", "response_ids", "response_model_steps", VERSION_RUNS)
+_LONGEST_RANKS = 500
 _WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
 
 
@@ -90,15 +90,15 @@ class Log:
         """A sentence that names the columns `unread`, if there are any."""
         if not self.unread:
             return ()
-        names = ", ".join(map(_short, self.unread[:_MOST_NAMED]))
-        more = len(self.unread) - _MOST_NAMED
+        names = ", ".join(map(short_name, self.unread[:MOST_NAMED]))
+        more = len(self.unread) - MOST_NAMED
         return (f"columns not read, since the schema doesn't know them: {names}" + f" and {more} more" * (more > 0),)
 
     @property
     def losses(self) -> tuple[str, ...]:
         """What its recorder didn't write, in sentences."""
         counted = [loss_text(key, count) for key, count in self.lost_events.items()]
-        return (*counted, *(f"there is no part of ranks {_short(ranks)}" for ranks in self.missing_ranks))
+        return (*counted, *(f"there is no part of ranks {ranks[:_LONGEST_RANKS]}" for ranks in self.missing_ranks))
 
     @property
     def rank_notes(self) -> tuple[str, ...]:
@@ -256,8 +256,8 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
     present = {name for file in files for name in file.columns}
     if not problems:
-        problems.extend(_missing_columns(files[0].path, table, present, unknown))
-        problems.extend(_lacking_files(files, table, present))
+        problems.extend(missing_columns(files[0].path, table, present, unknown))
+        problems.extend(lacking_files(files, table, present))
     if not problems:
         problems.extend(rank_problems([(file.path, file.rank) for file in files]))
     ranks = [file.rank for file in files if file.rank is not None]
@@ -268,9 +268,9 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         problems.append(Problem(f"the {empty} has no row", str(files[0].path), hint))
     if problems:
         raise LogError(problems)
-    suggestions = _suggestions(known, present, unknown)
+    suggestions = suggested_columns(known, present, unknown)
     suggested = [
-        f"column {_short(name)!r} is not read; did you mean {likely!r}?" for name, likely in suggestions.items()
+        f"column {short_name(name)!r} is not read; did you mean {likely!r}?" for name, likely in suggestions.items()
     ]
     return Log(
         name=", ".join(path.name or str(path) for path in paths),
@@ -299,80 +299,3 @@ def _limits(text: str) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
-def _missing_columns(
-    path: Path, table: Sequence[Column], present: set[str], unknown: dict[str, None]
-) -> Iterator[Problem]:
-    there = [*(column.name for column in table if column.name in present), *unknown]
-    for column in table:
-        if column.required and column.name not in present:
-            yield Problem(
-                f"column {column.name!r} is missing",
-                f"{path}: {_listing(there)}",
-                _column_hint(column, unknown),
-            )
-    if table is COLUMNS and not present.intersection(_LENGTH_COLUMNS):
-        hint = nearest_hint("response_len", unknown, "columns that are not read")
-        what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
-        yield Problem(what, f"{path}: {_listing(there)}", hint)
-
-
-def _lacking_files(files: Sequence[LogFile], table: Sequence[Column], present: set[str]) -> Iterator[Problem]:
-    """Files that can't be part of the log: they lack columns that every row of theirs needs, and others have."""
-    lacking = [(file, names) for file in files if file.rows and (names := _lacks(file, table, present))]
-    for file, names in lacking[:_MOST_NAMED]:
-        what = f"the file lacks {', '.join(names)}, which the others have"
-        yield Problem(
-            what, str(file.path), "if it is no part of the log, move it elsewhere or name the other files alone"
-        )
-    if len(lacking) > _MOST_NAMED:
-        yield Problem(f"{len(lacking) - _MOST_NAMED} more files lack such columns", None, "name the files of the log")
-
-
-def _lacks(file: LogFile, table: Sequence[Column], present: set[str]) -> list[str]:
-    """What a file lacks. One that names the event of each row may hold none that needs more than what all have."""
-    may_be_others = "event" in file.columns
-    needed = [
-        column for column in table if column.required and not (may_be_others and set(column.events) != {*EventKind})
-    ]
-    names = [column.name for column in needed if column.name in present and column.name not in file.columns]
-    is_without_length = not present.isdisjoint(_LENGTH_COLUMNS) and set(file.columns).isdisjoint(_LENGTH_COLUMNS)
-    if table is COLUMNS and not may_be_others and is_without_length:
-        names.append(" or ".join(_LENGTH_COLUMNS))
-    return names
-
-
-def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:40])
-    return f"columns are {shown}" + (", …" if len(names) > 40 else "")
-
-
-def _column_hint(column: Column, unknown: dict[str, None]) -> str:
-    close = [name for name in unknown if column_called(name) == column.name]
-    close = close or get_close_matches(column.name, list(unknown), n=1)
-    if close:
-        return f"nearest: {close[0]!r}; rename it if it holds {column.meaning.split(';')[0]}"
-    return f"it holds: {column.meaning.split(';')[0]}"
-
-
-def _suggestions(known: Mapping[str, Column], present: set[str], unknown: dict[str, None]) -> dict[str, str]:
-    """Columns that aren't read, and the absent column that each is likely to be: misspelled, or by another name."""
-    absent = [name for name in known if name not in present]
-    found: dict[str, str] = {}
-    for name in unknown:
-        if (meant := column_called(name)) in absent:
-            found[name] = meant
-        elif len(name) <= _LONGEST_NAME and (close := get_close_matches(name, absent, n=1, cutoff=0.85)):
-            found[name] = close[0]
-    return found
-
-
-def column_called(name: str) -> str:
-    """The column of the schema that frameworks call so; where there is none, the name in small letters."""
-    plain = name.strip().lower().replace("-", "_")
-    return SYNONYMS.get(plain, plain)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

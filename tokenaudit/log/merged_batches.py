@@ -107,7 +107,7 @@ class _FileRows:
         self._columns = pa.RecordBatch.from_pydict({})
         self._begin = self._end = 0
 
-    def _read(self, columns: Sequence[str], share: int) -> Generator[LogBatch]:
+    def _read(self, columns: Sequence[str], share: int) -> Generator[LogBatch, None, None]:
         for piece, rows in self.pieces:
             yield from piece_batches(piece, columns, share=share, rows=rows)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenaudit.contracts.errors import printable
 from tokenaudit.importers.base import Context, Importer
 from tokenaudit.importers.write import Imports
-from tokenaudit.log.files import column_called
+from tokenaudit.log.absent_columns import column_called
 from tokenaudit.log.writer import Row
 from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph, count_text
 
