@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.builders import put, take, write_log
+from tests.builders import numbered, put, take, write_log
+from tests.log.ranked_logs import write_ranks
+from tests.oracles.slow_ranks import RankRows
 from tokenaudit.audit.files import LARGE_LIST_ELEMENTS, LARGE_ROW_GROUP_BYTES, large_notes
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
@@ -146,3 +148,25 @@ def test_cutting_a_log_into_other_files_keeps_identities(tmp_path: Path):
     identities = {finding.identity for finding in whole.findings}
     assert {finding.identity for finding in cut.findings if finding.name != "input-schema-drift"} == identities
     assert {finding.identity for finding in shifted.findings} >= {i for i in identities if "fully-masked" in i}
+
+
+@pytest.mark.parametrize("column", ["response_len", "time_us"])
+def test_a_damaged_part_of_a_rank_is_left_out_and_the_others_are_merged(column: str, tmp_path: Path):
+    """Where what decides the order is damaged, it is found before anything is read."""
+    recorded = [
+        RankRows(rank, 0, numbered([put(0, 10 * n + rank, tokens=50, time_us=n) for n in range(40)]))
+        for rank in range(3)
+    ]
+    folder = write_ranks(tmp_path / "log", recorded, use_dictionary=False, compression="zstd")
+    path = folder / "part-rank0001-000001.parquet"
+    footer = pq.ParquetFile(path).metadata.row_group(0)
+    chunks = [footer.column(index) for index in range(footer.num_columns)]
+    (chunk,) = (chunk for chunk in chunks if chunk.path_in_schema == column)
+    content = bytearray(path.read_bytes())
+    end = chunk.data_page_offset + chunk.total_compressed_size
+    content[chunk.data_page_offset : end] = bytes(chunk.total_compressed_size)
+    path.write_bytes(content)
+    report = audited(folder)
+    (finding,) = (finding for finding in report.findings if finding.name == "input-truncated-file")
+    assert finding.subject.file == path.name
+    assert (report.files_named, report.files_audited, report.rows) == (3, 2, 80)
