@@ -139,3 +139,13 @@ def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int
     assert out.count("\u2026") == find_topic([topic]).text.count("\u2026"), "what an ellipsis cuts can't be copied"
     assert names <= set(out.split())
     assert max(map(len, out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("command", ["--help", "audit --help", "help metrics"])
+def test_help_keeps_its_text_where_docstrings_are_left_out(command: str):
+    full, bare = (
+        subprocess.run([sys.executable, *flags, "-m", "tokenaudit", *command.split()], capture_output=True, check=True)
+        for flags in ((), ("-OO",))
+    )
+    assert bare.stdout == full.stdout
+    assert len(full.stdout) > 500

@@ -43,25 +43,115 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command(epilog="Example: tokenaudit replay sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2")(
-    replay
-)
-app.command(epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github")(audit)
-app.command(epilog="Example: tokenaudit explain rollouts.parquet -c async.toml")(explain)
-app.command(epilog="Example: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2")(
-    simulate
-)
-app.command(epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet")(workload)
-app.command(epilog="Example: tokenaudit inspect rollouts.parquet --format json")(inspect)
-app.command(epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda")(mask)
-app.command(epilog="Example: tokenaudit compact runs/night/ -o night.parquet")(compact)
-app.command(epilog="Example: tokenaudit init rollouts.parquet -o async.toml")(init)
-app.command(epilog="Example: tokenaudit lint async.toml --exit-code")(lint)
-app.command(epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3")(diff)
-app.command(epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'")(gate)
-app.command(epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl")(record)
-app.command("import", epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet")(import_)
-app.command("help", epilog="Example: tokenaudit help import slime")(help_)
+app.command(
+    help=(
+        "Replay a recorded log under a config: expired groups, dropped tokens and trained tokens, step by "
+        "step.\n\n"
+        "LOG may also be a result saved with -o result.json, to show it again."
+    ),
+    epilog="Example: tokenaudit replay sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
+)(replay)
+app.command(
+    help=(
+        "Find what is wrong with recorded versions, masks, groups and steps, and hold the run against its own "
+        "config.\n\n"
+        "Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit "
+        "explain CODE` explains a rule."
+    ),
+    epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github",
+)(audit)
+app.command(
+    help=(
+        "Say why a log lost its tokens and which setting bound; or explain a group, a step, a metric, a "
+        "setting or a rule.\n\n"
+        "Without --group or --step a log is replayed, and one setting after the other is loosened: in a "
+        "simulation where the log has times and the config those of the closed loop, else in a replay."
+    ),
+    epilog="Example: tokenaudit explain rollouts.parquet -c async.toml",
+)(explain)
+app.command(
+    help=(
+        "Simulate a run that was never recorded: what the producer generates, what expires, what is trained, "
+        "and when.\n\n"
+        "Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin."
+    ),
+    epilog="Example: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
+)(simulate)
+app.command(
+    help="Derive a workload from a log: one row per response with its length, token time, mask and marks.",
+    epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet",
+)(workload)
+app.command(
+    help=("Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."),
+    epilog="Example: tokenaudit inspect rollouts.parquet --format json",
+)(inspect)
+app.command(
+    help=(
+        "Write the token masks of every response that replay takes.\n\n"
+        "One row per response, in the order of the log: train_step, task_name, group_id, rollout_id, segment, "
+        "effective_mask (1 = trained), its counts trained_tokens, masked_stale_tokens and "
+        "masked_semantic_tokens, and taken."
+    ),
+    epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda",
+)(mask)
+app.command(
+    help=(
+        "Write a log that stores version runs instead of tokens: small, and read in no time.\n\n"
+        "Replay, diff, gate, simulate and mask give the same numbers. What is recorded token by token is "
+        "gone: audits can't look at token ids, log-probabilities, or columns the log schema doesn't know."
+    ),
+    epilog="Example: tokenaudit compact runs/night/ -o night.parquet",
+)(compact)
+app.command(
+    help="Write a commented config for a log or for a trainer. A file that is there already is left as it is.",
+    epilog="Example: tokenaudit init rollouts.parquet -o async.toml",
+)(init)
+app.command(
+    help=(
+        "Say what a config costs that isn't obvious from it.\n\n"
+        "Exit code 0, 1 for a warning with --exit-code, or 2 for a config that can't be used."
+    ),
+    epilog="Example: tokenaudit lint async.toml --exit-code",
+)(lint)
+app.command(
+    help=("Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."),
+    epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3",
+)(diff)
+app.command(
+    help=(
+        "Fail when a run breaks its rules. Exit code 0: all hold; 1: one doesn't; 2: could not judge.\n\n"
+        "LOG may also be a result saved with -o result.json. Rules come from [gate] in the config, --rules "
+        "and --rule, all together. Without any, no outcome (dropped, trained, masked and expired share, "
+        "tokens per trained token, shortfall) may be worse than in the baseline."
+    ),
+    epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'",
+)(gate)
+app.command(
+    help=(
+        "Record events that arrive as JSON lines: sealed part files in a folder, readable at any time.\n\n"
+        "A line that can't be recorded is reported at the end, and the exit code is 2; all other lines are "
+        "recorded."
+    ),
+    epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl",
+)(record)
+app.command(
+    "import",
+    help=(
+        "Turn what another trainer wrote into a rollout log.\n\n"
+        "Nothing is written unless all of it could be read. What the source leaves out is kept in the log, "
+        "and reported again whenever it is replayed."
+    ),
+    epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet",
+)(import_)
+app.command(
+    "help",
+    help=(
+        "List the help topics, or show one.\n\n"
+        "On a terminal the text is laid out, and longer ones go through the pager that PAGER names; in a pipe "
+        "it is Markdown."
+    ),
+    epilog="Example: tokenaudit help import slime",
+)(help_)
 
 
 def _show_version(asked: bool) -> None:

@@ -84,11 +84,7 @@ def audit(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Find what is wrong with recorded versions, masks, groups and steps, and hold the run against its own config.
-
-    Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit explain CODE`
-    explains a rule.
-    """
+    """Run `tokenaudit audit`."""
     del quiet
     from tokenaudit.audit.checks import RULES
     from tokenaudit.audit.report import compared, of_severity

@@ -34,11 +34,7 @@ def compact(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Write a log that stores version runs instead of tokens: small, and read in no time.
-
-    Replay, diff, gate, simulate and mask give the same numbers. What is recorded token by token is gone: audits can't
-    look at token ids, log-probabilities, or columns the log schema doesn't know.
-    """
+    """Run `tokenaudit compact`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import replacing
@@ -70,7 +66,7 @@ def workload(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Derive a workload from a log: one row per response with its length, token time, mask and marks."""
+    """Run `tokenaudit workload`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.contracts.files import replacing

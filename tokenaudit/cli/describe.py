@@ -28,7 +28,7 @@ def inspect(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."""
+    """Run `tokenaudit inspect`."""
     del quiet, verbose
     from tokenaudit.log.overview import overview_data
     from tokenaudit.render.overview import overview_blocks
@@ -48,10 +48,7 @@ def lint(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Say what a config costs that isn't obvious from it.
-
-    Exit code 0, 1 for a warning with --exit-code, or 2 for a config that can't be used.
-    """
+    """Run `tokenaudit lint`."""
     del quiet, verbose
     from tokenaudit.config.loading import load_settings
     from tokenaudit.config.warnings import config_warnings

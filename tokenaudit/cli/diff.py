@@ -94,7 +94,7 @@ def diff(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."""
+    """Run `tokenaudit diff`."""
     del quiet, verbose
     from tokenaudit.cli.diff_sides import load_sides
     from tokenaudit.cli.output import check_outputs, emit

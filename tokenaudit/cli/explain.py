@@ -68,11 +68,7 @@ def explain(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Say why a log lost its tokens and which setting bound; or explain a group, a step, a metric, a setting or a rule.
-
-    Without --group or --step a log is replayed, and one setting after the other is loosened: in a simulation where the
-    log has times and the config those of the closed loop, else in a replay.
-    """
+    """Run `tokenaudit explain`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit
     from tokenaudit.render.console import console_text

@@ -111,12 +111,7 @@ def gate(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Fail when a run breaks its rules. Exit code 0: all hold; 1: one doesn't; 2: could not judge.
-
-    LOG may also be a result saved with -o result.json. Rules come from [gate] in the config, --rules and --rule,
-    all together. Without any, no outcome (dropped, trained, masked and expired share, tokens per trained token,
-    shortfall) may be worse than in the baseline.
-    """
+    """Run `tokenaudit gate`."""
     del quiet
     from tokenaudit.cli.output import check_outputs, emit, summary_file
     from tokenaudit.gate.baseline import check_judgeable

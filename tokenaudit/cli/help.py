@@ -16,6 +16,19 @@ from tokenaudit.cli.options import QuietOption, VerboseOption
 
 _NO_SUCH_COMMAND = 127
 """What a shell exits with."""
+_STYLES = {
+    "markdown.code": "bold",
+    "markdown.code_block": "none",
+    "markdown.h2": "bold",
+    "markdown.h3": "italic bold",
+    "markdown.item.number": "bold",
+    "markdown.list": "none",
+    "markdown.link": "underline",
+    "markdown.link_url": "underline",
+    "markdown.table.border": "dim",
+    "markdown.table.header": "bold",
+}
+"""Weights instead of colours, some of which can't be read on white and some not on black."""
 
 
 def help_(
@@ -25,11 +38,7 @@ def help_(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """List the help topics, or show one.
-
-    On a terminal the text is laid out, and longer ones go through the pager that PAGER names; in a pipe it is
-    Markdown.
-    """
+    """Run `tokenaudit help`."""
     del quiet, verbose
     from tokenaudit.help.topics import find_topic
 
@@ -59,6 +68,7 @@ def _laid_out(markdown: str) -> str:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.markdown import Markdown, TableElement
     from rich.table import Table
+    from rich.theme import Theme
 
     class WholeNames(TableElement):
         """A table whose columns of single words keep their width, so that names can be copied; nothing is cut off."""
@@ -76,14 +86,15 @@ def _laid_out(markdown: str) -> str:
     class Text(Markdown):
         elements = Markdown.elements | {"table_open": WholeNames}
 
-    colored = streams.wants_color()
+    terminal = streams.terminal()
     console = Console(
         file=io.StringIO(),
-        width=streams.terminal_width(),
-        force_terminal=colored,
-        no_color=not colored,
-        color_system="standard" if colored else None,
+        width=terminal.width,
+        force_terminal=terminal.color,
+        no_color=not terminal.color,
+        color_system="standard" if terminal.color else None,
         legacy_windows=False,
+        theme=Theme(_STYLES),
     )
     with console.capture() as captured:
         console.print(Text(markdown))

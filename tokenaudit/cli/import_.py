@@ -51,11 +51,7 @@ def import_(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Turn what another trainer wrote into a rollout log.
-
-    Nothing is written unless all of it could be read. What the source leaves out is kept in the log, and reported again
-    whenever it is replayed.
-    """
+    """Run `tokenaudit import`."""
     del quiet, verbose
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named

@@ -32,7 +32,7 @@ def init(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Write a commented config for a log or for a trainer. A file that is there already is left as it is."""
+    """Run `tokenaudit init`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs
     from tokenaudit.config.commented import commented_toml

@@ -51,12 +51,7 @@ def mask(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Write the token masks of every response that replay takes.
-
-    One row per response, in the order of the log: train_step, task_name, group_id, rollout_id, segment,
-    effective_mask (1 = trained), its counts trained_tokens, masked_stale_tokens and masked_semantic_tokens, and
-    taken.
-    """
+    """Run `tokenaudit mask`."""
     del quiet, verbose
     selected = None if step is None else step_range("--step", step)
     from tokenaudit.cli.output import check_outputs

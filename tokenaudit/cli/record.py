@@ -37,10 +37,7 @@ def record(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Record events that arrive as JSON lines: sealed part files in a folder, readable at any time.
-
-    A line that can't be recorded is reported at the end, and the exit code is 2; all other lines are recorded.
-    """
+    """Run `tokenaudit record`."""
     del quiet, verbose
     from tokenaudit.record.json_lines import record_lines
     from tokenaudit.record.recorder import Recorder

@@ -50,10 +50,7 @@ def replay(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Replay a recorded log under a config: expired groups, dropped tokens and trained tokens, step by step.
-
-    LOG may also be a result saved with -o result.json, to show it again.
-    """
+    """Run `tokenaudit replay`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps

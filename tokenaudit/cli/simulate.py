@@ -73,10 +73,7 @@ def simulate(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Simulate a run that was never recorded: what the producer generates, what expires, what is trained, and when.
-
-    Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin.
-    """
+    """Run `tokenaudit simulate`."""
     del quiet, verbose
     from tokenaudit.cli.output import check_outputs, emit, result_renderers
     from tokenaudit.contracts.files import replacing

@@ -168,15 +168,15 @@ def terminal() -> Terminal:
     """What standard output goes to."""
     from tokenaudit.render.console import Terminal
 
-    return Terminal(terminal_width(), wants_color(), is_unicode())
+    return Terminal(_terminal_width(), _wants_color(), is_unicode())
 
 
-def terminal_width() -> int | None:
+def _terminal_width() -> int | None:
     """Columns of the terminal that standard output goes to; None for a pipe or file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def wants_color() -> bool:
+def _wants_color() -> bool:
     """Whether to colour standard output: NO_COLOR beats FORCE_COLOR beats being a terminal."""
     if os.environ.get("NO_COLOR"):
         return False

@@ -50,7 +50,7 @@ class RunOptions(TypedDict, total=False):
 
     config: Path | str | Mapping[str, Any] | None
     config_path: Path | str | None
-    overrides: Sequence[str] | Mapping[str, Any] | None
+    overrides: str | Sequence[str] | Mapping[str, Any] | None
     isolated: bool
     working_dir: Path | str | None
     quarantine: bool
@@ -164,7 +164,7 @@ def _checked(name: str, value: Any) -> dict[str, Any]:
                 from tokenaudit.config.toml import override_texts
 
                 value = override_texts(value)
-            return {name: tuple(value or ())}
+            return {name: (value,) if isinstance(value, str) else tuple(value or ())}
     return {name: value}
 
 
@@ -183,8 +183,8 @@ def _faults(name: str, value: Any) -> Iterator[Problem]:
         allowed = "it is a whole number of 1 or more"
     elif name in _SWITCHES and not isinstance(value, bool):
         allowed = "it is True or False"
-    elif name == "overrides" and value is not None and (isinstance(value, str) or not _is_overrides(value)):
-        allowed = 'write ["policy.max_staleness=2"] or {"policy.max_staleness": 2}'
+    elif name == "overrides" and value is not None and not _is_overrides(value):
+        allowed = 'write "policy.max_staleness=2", a list of such texts, or {"policy.max_staleness": 2}'
     elif name == "config" and not isinstance(value, Path | str | Mapping | None):
         allowed = "it is a file, or the contents of one as a dict"
     elif name in ("config_path", "working_dir") and not isinstance(value, Path | str | None):
@@ -202,7 +202,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_overrides(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, Iterable) and all(isinstance(text, str) for text in value))
+    if isinstance(value, str | Mapping):
+        return True
+    return isinstance(value, Iterable) and all(isinstance(text, str) for text in value)
 
 
 _CHOICES: dict[str, type[StrEnum]] = {"timeline": TimelineKind, "prompt_order": PromptOrder}

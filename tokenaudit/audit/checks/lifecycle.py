@@ -144,5 +144,5 @@ def _sampled_between(case: Case, rows: Bools) -> Bools:
 def _setting_suspect(case: Case, findings: Findings) -> None:
     for warning in config_warnings(case.known_config, case.recorded_interval, case.table.used_tasks):
         task = warning.tasks[0] if len(warning.tasks) == 1 else None
-        findings.add(Subject(task), f"{warning.code}: {warning.message}")
+        findings.add(Subject(task), f"{warning.code}: {warning.message.removeprefix(f'task {task}: ')}")
     findings.add_checked(len(case.table.used_tasks), "tasks")
