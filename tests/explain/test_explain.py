@@ -13,7 +13,8 @@ from tests.replay.test_golden import CASES, config_of, digest_of, expected_rows
 from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import UsageError
-from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, MemberOutcome, group_history
+from tokenaudit.explain.group import group_history
+from tokenaudit.explain.history import EntryKind, GroupHistory, HistoryEntry, MemberOutcome
 from tokenaudit.explain.step import step_report
 from tokenaudit.lifecycle.events import Fate, GroupExpired, Where
 from tokenaudit.lifecycle.staleness import ExpiryReason

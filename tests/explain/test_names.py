@@ -45,6 +45,12 @@ def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str, run_cli):
     assert f"did you mean {nearest!r}?" in ran.err
 
 
+def test_where_no_name_is_near_the_hint_says_where_they_are_listed(run_cli):
+    ran = run_cli("explain", "zzzz")
+    assert ran.code == 2
+    assert "hint: tokenaudit help metrics, tokenaudit help config and tokenaudit help rules list the names" in ran.err
+
+
 def test_every_name_is_explained_with_and_without_a_log(run: ExplainedRun, run_cli):
     for name in known_names():
         assert explain_name(name) is not None, name

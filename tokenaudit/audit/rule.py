@@ -119,15 +119,6 @@ def select_rules(select: Sequence[str], ignore: Sequence[str], rules: Iterable[A
     return chosen
 
 
-def rule_named(text: str, rules: Iterable[AuditRule]) -> AuditRule:
-    """The rule with that code or name, in any case. Raises a `UsageError` if there is none."""
-    known = tuple(rules)
-    for rule in known:
-        if text.upper() == rule.code or text.lower() == rule.name:
-            return rule
-    raise UsageError(_unknown(text, known))
-
-
 def _names(entry: str, rule: AuditRule) -> bool:
     return bool(entry) and (rule.code.startswith(entry.upper()) or rule.name == entry.lower())
 

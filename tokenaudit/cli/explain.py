@@ -183,7 +183,7 @@ def _explained_names(names: Sequence[str], loaded: LoadedLog | None) -> tuple[li
         Problem(
             f"nothing is called {name!r}: no file or folder, metric, rate, setting or audit rule",
             None,
-            nearest_hint(name, [*known_names(), *rules], "names"),
+            _near(name, [*known_names(), *rules]),
         )
         for name, found in explained.items()
         if found is None
@@ -192,6 +192,13 @@ def _explained_names(names: Sequence[str], loaded: LoadedLog | None) -> tuple[li
         raise UsageError(problems)
     found = [one for one in explained.values() if one is not None]
     return list(name_blocks(found)), names_plain(found)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """The nearest name; where none is near, where they are listed: there are hundreds."""
+    hint = nearest_hint(name, known, "names")
+    listed = "tokenaudit help metrics, tokenaudit help config and tokenaudit help rules list the names"
+    return hint if hint.startswith("did you mean") else listed
 
 
 def _group_key(text: str, tasks: tuple[str, ...]) -> tuple[str, int]:

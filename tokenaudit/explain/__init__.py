@@ -1,4 +1,4 @@
-"""One group's history or one step's report, read from the events of a replay.
+"""Why the tokens of a log were lost, one group's history, one step's report, and what a name means.
 
-Knows no output format.
+Read from the events of a replay, and of simulations with one setting loosened; knows no output format.
 """

@@ -1,4 +1,4 @@
-"""The history of a group, a step of a run, and what an audit rule means."""
+"""A step of a run, and what the name of a metric, a setting or an audit rule means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tokenaudit.audit.rule import AuditRule
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import printable
 from tokenaudit.contracts.metrics import RATES, Metric
-from tokenaudit.explain.group import EntryKind
 from tokenaudit.explain.names import NameExplanation, Standing
 from tokenaudit.explain.step import StepReport, TakenGroup
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired, Where
@@ -16,10 +15,7 @@ from tokenaudit.render.blocks import NOTHING, Block, Gap, Heading, Lines, Listin
 from tokenaudit.replay.ledger import Account
 
 _REPORT = "tokenaudit explain"
-_STRIP = 40
 _SHOWN_GROUPS = 20
-_FRESH, _STALE, _UNTRAINED = "█", "▒", "."
-_WITH_MEMBERS = (EntryKind.EXPIRED, EntryKind.MORE_EXPIRED, EntryKind.TAKEN)
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:

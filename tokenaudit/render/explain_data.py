@@ -12,7 +12,7 @@ from typing import Any
 from tokenaudit import __version__
 from tokenaudit.config.limits import Setting
 from tokenaudit.contracts.metrics import ROW_METRICS
-from tokenaudit.explain.group import GroupHistory
+from tokenaudit.explain.history import GroupHistory
 from tokenaudit.explain.losses import Cause, GroupLoss, Place
 from tokenaudit.explain.names import NameExplanation
 from tokenaudit.explain.session import LogExplanation

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tokenaudit.contracts.errors import printable
-from tokenaudit.explain.group import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
+from tokenaudit.explain.history import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
 from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
 from tokenaudit.render.blocks import Block, Gap, Heading, Line, Lines, Listing, Paragraph, Phrase, Tone, count_text
