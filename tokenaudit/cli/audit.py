@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenaudit.audit.rule import Severity
+from tokenaudit.cli import completion
 from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
@@ -62,9 +63,21 @@ def audit(
     config: ConfigOption = None,
     set_: SetOption = None,
     select: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Run these rules only: a code, its beginning or a name.")
+        list[str] | None,
+        typer.Option(
+            metavar="CODE",
+            help="Run these rules only: a code, its beginning or a name.",
+            autocompletion=completion.rule_codes,
+        ),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="CODE", help="Leave rules out, in the same way.")] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE",
+            help="Leave rules out, in the same way.",
+            autocompletion=completion.rule_codes,
+        ),
+    ] = None,
     severity: Annotated[Severity, typer.Option(help="Report findings of at least this severity.")] = Severity.INFO,
     max_findings: Annotated[int, typer.Option(min=0, metavar="N", help="Findings to list; all are counted.")] = 50,
     baseline: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import (
     CacheOption,
     Format,
@@ -65,14 +65,28 @@ def diff(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of both configs; repeatable."),
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="KEY=VALUE",
+            help="Override a value of both configs; repeatable.",
+            autocompletion=completion.config_keys,
+        ),
     ] = None,
     set_b: Annotated[
         list[str] | None,
-        typer.Option("--set-b", metavar="KEY=VALUE", help="Override a value of B's config; repeatable."),
+        typer.Option(
+            "--set-b",
+            metavar="KEY=VALUE",
+            help="Override a value of B's config; repeatable.",
+            autocompletion=completion.config_keys,
+        ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Compare these metrics and rates only.")
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Compare these metrics and rates only.", autocompletion=completion.metric_lists
+        ),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Steps with the largest change to show.")] = 5,
     groups: Annotated[bool, typer.Option("--groups", help="Also list the groups that changed fate.")] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import (
     CacheOption,
     ConfigOption,
@@ -52,6 +52,7 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="LOG|NAME...",
+            autocompletion=completion.log_or_rule,
             help="A log; and the name of a metric, a setting or an audit rule, with or without a log. What exists as a "
             "file or folder, or is written like one, is a log.",
         ),

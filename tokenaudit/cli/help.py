@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
 
 _NO_SUCH_COMMAND = 127
@@ -33,7 +33,10 @@ _STYLES = {
 
 def help_(
     topic: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="A topic, such as columns or import slime.")
+        list[str] | None,
+        typer.Argument(
+            metavar="TOPIC", help="A topic, such as columns or import slime.", autocompletion=completion.topics
+        ),
     ] = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -20,7 +20,10 @@ _SHOWN_FILES = 5
 def import_(
     source: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Files or folders of one dump.")] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="Format. Default: found from the files.")
+        str | None,
+        typer.Option(
+            "--from", metavar="FORMAT", help="Format. Default: found from the files.", autocompletion=completion.formats
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The log to write, a .parquet file.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption, run_request
 from tokenaudit.config.loading import FILE_NAME
 from tokenaudit.contracts.errors import Problem, UsageError, printable
@@ -24,7 +24,13 @@ def init(
         typer.Argument(metavar="LOG", help="A log, for its tasks, its group sizes and its own config."),
     ] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", metavar="TRAINER", help="Begin with this trainer's defaults: xtuner, verl, …")
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="TRAINER",
+            help="Begin with this trainer's defaults: xtuner, verl, …",
+            autocompletion=completion.trainers,
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The config to write, in TOML.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import (
     CacheOption,
     ConfigOption,
@@ -31,7 +31,12 @@ def mask(
     config: ConfigOption = None,
     set_: SetOption = None,
     device: Annotated[
-        str, typer.Option(metavar="auto|cpu|cuda|cuda:N|mps", help="What computes the masks; all give equal bits.")
+        str,
+        typer.Option(
+            metavar="auto|cpu|cuda|cuda:N|mps",
+            help="What computes the masks; all give equal bits.",
+            autocompletion=completion.devices,
+        ),
     ] = "auto",
     step: Annotated[
         str | None, typer.Option(metavar="A..B", help="Only what these train steps take; A alone is one step.")

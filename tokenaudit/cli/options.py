@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from tokenaudit.cli import streams
+from tokenaudit.cli import completion, streams
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.replay.request import PromptOrder, RunOptions, RunRequest, TimelineKind
 
@@ -54,7 +54,14 @@ ConfigOption = Annotated[
     ),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one config value; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Override one config value; repeatable.",
+        autocompletion=completion.config_keys,
+    ),
 ]
 IsolatedOption = Annotated[bool, typer.Option("--isolated", help="Don't look for config files.")]
 QuarantineOption = Annotated[

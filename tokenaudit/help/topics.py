@@ -50,6 +50,12 @@ _ALIASES = {
 }
 """Commands and formats that another topic explains."""
 
+
+def format_names() -> list[str]:
+    """What `import --from` takes: trainers, and the aliases of their formats."""
+    return [*TRAINERS, *(alias for alias, target in _ALIASES.items() if target in TRAINERS)]
+
+
 _RULE_CODE = re.compile(r"[A-Za-z][0-9]{3}")
 
 
