@@ -119,7 +119,7 @@ def _cause_table(explanation: LogExplanation) -> Table:
             tokens = sum(cause.loss.tokens for cause in some)
             cells = ("", name, "", "", f"{tokens:,}", share_text(tokens, produced), "")
             rows.append(TableRow(cells, is_total=some is causes))
-    fit = Fit(("lost as", "tokens", "setting", "of produced", "task", "where", "groups"))
+    fit = Fit(("lost as", "tokens", "task", "setting", "of produced", "where", "groups"))
     return Table(columns, rows, "Why tokens were not trained, and the setting that bound", fit=fit)
 
 
