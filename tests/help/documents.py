@@ -91,7 +91,8 @@ def _commands() -> list[tuple[str, str, str]]:
     for command in app.registered_commands:
         assert command.callback is not None
         assert command.epilog is not None
-        purpose = " ".join((command.callback.__doc__ or "").split("\n\n")[0].split())
+        assert command.help is not None
+        purpose = " ".join(command.help.split("\n\n")[0].split())
         name = command.name or command.callback.__name__
         found.append((name, purpose.replace("|", "\\|"), command.epilog.removeprefix("Example: ").replace("|", "\\|")))
     return found
