@@ -79,7 +79,9 @@ def step_report(digest: Digest, config: Config, train_step: int) -> StepReport:
     ledger = count(observed(events, follower.observe), run_tasks(digest, config))
     closed = follower.closed
     if closed is None:
-        raise no_such_step(f"--step {train_step}", [row.train_step for row in ledger.rows], digest.name)
+        raise no_such_step(
+            f"--step {train_step}", [row.train_step for row in ledger.rows if row.train_step is not None], digest.name
+        )
     return StepReport(
         ledger.rows[follower.rows],
         dict(closed.asked),

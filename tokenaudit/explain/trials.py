@@ -154,9 +154,12 @@ def tried(loaded: LoadedLog, replayed: Result, losses: Losses) -> Trials:
 def figures_of(result: Result) -> Figures:
     """What a run came to."""
     totals, coverage = result.totals, result.coverage
-    names = (m.PRODUCED_TOKENS, m.DROPPED_TOKENS, m.RESTARTED_TOKENS, m.TRAINED_TOKENS, m.TOKEN_STALENESS_P95)
     return Figures(
-        *(totals[metric.name] for metric in names),
+        totals[m.PRODUCED_TOKENS.name],
+        totals[m.DROPPED_TOKENS.name],
+        totals[m.RESTARTED_TOKENS.name],
+        totals[m.TRAINED_TOKENS.name],
+        totals[m.TOKEN_STALENESS_P95.name],
         totals.get(m.WALL_TIME_US.name),
         coverage.counterfactual_tokens,
         coverage.counterfactual_of_tokens,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
 from tokenaudit.record.json_lines import SHOWN_PROBLEMS
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items
 
 
 class Precision(StrEnum):
@@ -179,7 +182,7 @@ class Fields(dict[str, Any]):
         self._used.add(name)
         return super().__getitem__(name)
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> dict_items[str, Any]:
         """All fields: each counts as looked at."""
         self._used.update(self)
         return super().items()

@@ -145,7 +145,7 @@ def _merged_rows(
         own = by_file[begin:end]
         first, stop = int(row[own[0]]), int(row[own[-1]]) + 1
         picked[own] = row[own] - first + rows_before
-        parts.extend(sources[file[own[0]]].between(first, stop))
+        parts.extend(sources[int(file[own[0]])].between(first, stop))
         rows_before += stop - first
     order = _RowOrder(picked)
     return {name: order.of(array) for name, array in _joined(parts, columns)}

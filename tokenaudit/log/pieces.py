@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,7 @@ class RowPlaces(NamedTuple):
 
     paths: tuple[Path, ...]
     first_row: int
-    file: Int64s | None = None
+    file: np.ndarray[Any, np.dtype[np.int32]] | None = None
     row: Int64s | None = None
 
     def at(self, position: int) -> tuple[Path, int]:

@@ -34,15 +34,15 @@ def checked_rank(rank: Any, world_size: Any) -> Rank | None:
     """
     if rank is None and world_size is None:
         return None
-    given = {"rank": rank, "world_size": world_size}
+    given: dict[str, Any] = {"rank": rank, "world_size": world_size}
     both = "a recorder of a rank needs rank and world_size, any other recorder neither"
     problems = [Problem(f"{name} is missing", "the recorder", both) for name, value in given.items() if value is None]
     for name, value in given.items():
         if value is not None:
             problems.extend(integer_problems(name, value, "the recorder"))
-    if not problems and rank >= world_size:
+    if not problems and int(given["rank"]) >= int(given["world_size"]):
         what = f"rank is {rank} of a world_size of {world_size}"
         problems.append(Problem(what, "the recorder", "ranks count from 0 to world_size - 1"))
     if problems:
         raise RecordError(problems)
-    return Rank(int(rank), int(world_size))
+    return Rank(int(given["rank"]), int(given["world_size"]))
