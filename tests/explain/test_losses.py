@@ -9,12 +9,15 @@ from tests.replay.test_golden import CASES, SAMPLE, config_of, digest_of
 from tokenaudit.config.limits import Looser, Setting, looser_values, setting_of
 from tokenaudit.config.model import Config, parse_config
 from tokenaudit.contracts import metrics as m
-from tokenaudit.explain.losses import LOST, Losses, Place
+from tokenaudit.explain.losses import Losses, Place
 from tokenaudit.lifecycle.staleness import ExpiryReason
 from tokenaudit.log.digest import Digest
 from tokenaudit.replay.ledger import Ledger, count
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.session import observed
+
+LOST = [fate for fate in m.LEDGER_FATES if fate not in (m.TRAINED_TOKENS, m.HELD_TOKENS, m.IN_FLIGHT_TOKENS)]
+"""Where tokens end otherwise than in training or with the log."""
 
 
 def followed(digest: Digest, config: Config) -> tuple[Losses, Ledger]:

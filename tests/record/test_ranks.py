@@ -28,7 +28,7 @@ from tokenaudit import Recorder, replay_log
 from tokenaudit.contracts.errors import RecordError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_RANK, META_WORLD_SIZE
 from tokenaudit.record.event_times import RunClock
-from tokenaudit.record.recorder import WhenFull
+from tokenaudit.record.waiting_rows import WhenFull
 from tokenaudit.record.xtuner import attach_xtuner
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

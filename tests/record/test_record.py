@@ -29,7 +29,7 @@ from tokenaudit.contracts.schema import META_CONFIG, META_SOURCE
 from tokenaudit.log import writer as writer
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS
 from tokenaudit.record.folder_lock import LOCK_NAME
-from tokenaudit.record.recorder import WhenFull
+from tokenaudit.record.waiting_rows import WhenFull
 
 GOLDEN = sorted((ROOT / "tests" / "golden").iterdir())
 

@@ -18,12 +18,8 @@ from tokenaudit.lifecycle.staleness import ExpiryReason
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.replay.events import Key, PutReconciled, RunEvent
 
-LOST: tuple[Metric, ...] = tuple(
-    metric for metric in m.LEDGER_FATES if metric not in (m.TRAINED_TOKENS, m.HELD_TOKENS, m.IN_FLIGHT_TOKENS)
-)
-"""The ends of tokens in the ledger that are neither training nor the end of the log."""
 BY_SETTINGS: tuple[Metric, ...] = (*m.DROPPED_PARTS, m.RESTARTED_TOKENS)
-"""Those of them that a setting may be behind."""
+"""The ends of tokens in the ledger that a setting may be behind."""
 
 
 class Place(StrEnum):
@@ -137,10 +133,7 @@ class Losses:
 
     def causes(self) -> list[Cause]:
         """The ways in which tokens were lost, those that cost most first."""
-        ranked = sorted(
-            self._by_cause.items(),
-            key=lambda item: (-item[1].tokens, item[0].task, item[0].metric.name, item[0].place, item[0].reason or ""),
-        )
+        ranked = sorted(self._by_cause.items(), key=lambda item: (-item[1].tokens, item[0].order))
         return [Cause(key, loss, self._setting(key.metric, key.task, key.reason)) for key, loss in ranked]
 
     def by_setting(self, task: str | None = None) -> dict[Setting, Loss]:

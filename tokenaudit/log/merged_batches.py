@@ -175,18 +175,18 @@ def _joined(parts: Sequence[_Rows], columns: Sequence[str]) -> Iterator[tuple[st
         whole = pa.Table.from_batches([part.columns for part in parts], schema)
         yield from ((name, pa.concat_arrays(whole[name].chunks)) for name in schema.names)
         return
-    for name in columns:
-        arrays = [part.columns[name] if name in part.columns.schema.names else part.rows for part in parts]
-        types = {array.type for array in arrays if not isinstance(array, int) and not pat.is_null(array.type)}
-        if types or not all(isinstance(array, int) for array in arrays):
-            kind = COLUMN_BY_NAME[name].type
-            common = types.pop() if len(types) == 1 else _COMMON_TYPES[kind]
-            yield name, pa.concat_arrays([_as_type(kind, array, common) for array in arrays])
+    present = {name for part in parts for name in part.columns.schema.names}
+    for name in (name for name in columns if name in present):
+        arrays = [part.columns[name] if name in part.columns.schema.names else pa.nulls(part.rows) for part in parts]
+        types = {array.type for array in arrays if not pat.is_null(array.type)}
+        kind = COLUMN_BY_NAME[name].type
+        common = types.pop() if len(types) == 1 else _COMMON_TYPES[kind]
+        yield name, pa.concat_arrays([_as_type(kind, array, common) for array in arrays])
 
 
-def _as_type(kind: ColumnType, part: pa.Array | int, common: pa.DataType) -> pa.Array:
-    if isinstance(part, int) or pat.is_null(part.type):
-        return pa.nulls(part if isinstance(part, int) else len(part), common)
+def _as_type(kind: ColumnType, part: pa.Array, common: pa.DataType) -> pa.Array:
+    if pat.is_null(part.type):
+        return pa.nulls(len(part), common)
     if part.type == common:
         return part
     if kind is ColumnType.INTEGER:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenaudit.config.loading import load_settings
+from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Problem, RecordError, UsageError
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
-from tokenaudit.log.writer import TOKEN_COLUMNS, log_table, seal, sync_folder, write_parquet
+from tokenaudit.log.writer import TOKEN_COLUMNS, log_metadata, log_table, seal, sync_folder, write_parquet
 from tokenaudit.record.event_rows import put_rows
 from tokenaudit.record.folder_lock import MIXED_HINT, FolderLock
 from tokenaudit.record.ranks import Rank
 
 _PART = re.compile(r"part-(?:rank(?P<rank>\d{4,})-)?(?P<number>\d{6,})\.parquet")
 _UNSEALED = re.compile(rf"\.{_PART.pattern}(\.[0-9a-f]+)?\.tmp")
+
+
+RunConfig = Path | str | Mapping[str, Any] | None
+"""The run's own config: a TOML file, or a mapping like it."""
+
+
+def run_metadata(config: RunConfig, source: str, rank: Rank | None) -> dict[str, str]:
+    """What every part of a recording says of its run; the config with defaults filled in.
+
+    Raises:
+        ConfigError: the config can't be used.
+    """
+    config_json = None
+    if config is not None:
+        data, path = (config, None) if isinstance(config, Mapping) else (None, Path(config))
+        settings = load_settings(config_path=path, log_config=data, working_dir=Path.cwd(), isolated=True)
+        config_json = json.dumps(resolved(settings.config))
+    return log_metadata(config_json, source) | (rank.metadata if rank else {})
 
 
 @cache
@@ -71,6 +92,7 @@ class PartFolder:
         self._rank = rank
         try:
             path.mkdir(parents=True, exist_ok=True)
+            sync_folder(path.parent)
             self._lock = FolderLock(path, rank)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -159,10 +181,6 @@ class PartFolder:
     def close(self) -> None:
         """Give the folder free."""
         self._lock.release()
-
-    def sync(self) -> None:
-        """Make the folder itself last."""
-        sync_folder(self.path.parent)
 
 
 def _unusable(path: Path, error: OSError) -> RecordError:

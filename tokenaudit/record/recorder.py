@@ -10,34 +10,23 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Self
 
 from tokenaudit.contracts.errors import KeywordError, Problem, RecordError, TokenauditError, plural
-from tokenaudit.contracts.schema import DEFAULT_TASK, META_DROPPED, META_REJECTED, EventKind
+from tokenaudit.contracts.schema import DEFAULT_TASK, META_CLOCK_ORIGIN, META_DROPPED, META_REJECTED, EventKind
 from tokenaudit.log.files import loss_text
 from tokenaudit.log.writer import Row, log_table
 from tokenaudit.record.event_rows import event_row, put_rows, take_rows
 from tokenaudit.record.event_times import CallerTimes, RunClock
-from tokenaudit.record.part_files import PartFolder, load_writer
-from tokenaudit.record.part_metadata import RunConfig, clock_metadata, run_metadata
+from tokenaudit.record.part_files import PartFolder, RunConfig, load_writer, run_metadata
 from tokenaudit.record.ranks import checked_rank
-from tokenaudit.record.waiting_rows import EventQueue, UnsealedRows, cost_of
+from tokenaudit.record.waiting_rows import EventQueue, UnsealedRows, WhenFull, cost_of
 
 SOURCE = "tokenaudit.Recorder"
 _RETRY_SECONDS = 5.0
-
-
-class WhenFull(StrEnum):
-    """What a recorder does when its queue is full."""
-
-    BLOCK = "block"
-    """The caller waits until the writer caught up; no event is ever lost."""
-    DROP = "drop"
-    """The event is dropped and counted; a gap in the event ids shows where."""
 
 
 class Recorder:
@@ -98,11 +87,10 @@ class Recorder:
             hint = "overwrite=True (--overwrite) removes the parts that are there"
             raise KeywordError(Problem("force is called overwrite", None, hint))
         of_rank = checked_rank(rank, world_size)
-        metadata = run_metadata(config, source, of_rank)
+        self._metadata = run_metadata(config, source, of_rank)
         self._when_full = WhenFull(when_full)
         load_writer()
         self._parts = PartFolder(Path(path), of_rank, append=append, overwrite=overwrite)
-        self._parts.sync()
         self._token_columns = token_columns
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
@@ -115,7 +103,8 @@ class Recorder:
             self._parts.close()
             raise
         self.clock_origin_us = self._times.origin_us
-        self._metadata = metadata | clock_metadata(self.clock_origin_us)
+        if self.clock_origin_us is not None:
+            self._metadata[META_CLOCK_ORIGIN] = str(self.clock_origin_us)
         self._process = os.getpid()
         self._state = threading.Condition()
         self._queue = EventQueue(queue_elements)

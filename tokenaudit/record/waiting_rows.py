@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from enum import StrEnum
 
 from tokenaudit.contracts.schema import TOKEN_COLUMNS
 from tokenaudit.log.writer import Row
@@ -20,6 +21,15 @@ def cost_of(rows: Sequence[Row]) -> int:
     """What rows take in bounds of memory: their list elements, the characters of their texts, and `ROW_COST` each."""
     sized = (row[name] for row in rows for name in _SIZED if row.get(name) is not None)
     return ROW_COST * len(rows) + sum(map(len, sized))
+
+
+class WhenFull(StrEnum):
+    """What a recorder does when its queue is full."""
+
+    BLOCK = "block"
+    """The caller waits until the writer caught up; no event is ever lost."""
+    DROP = "drop"
+    """The event is dropped and counted; a gap in the event ids shows where."""
 
 
 class EventQueue:

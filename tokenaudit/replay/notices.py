@@ -6,9 +6,10 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
+from tokenaudit.config.limits import deciding_key
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config
-from tokenaudit.config.toml import OVERRIDE, dotted, override_texts
+from tokenaudit.config.toml import OVERRIDE, override_texts
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import Notice, NoticeLevel
 from tokenaudit.contracts.schema import EventKind
@@ -77,8 +78,8 @@ def settings_notices(settings: Settings, tasks: Sequence[str], kind: TimelineKin
     for key in (key for key, origin in origins.items() if origin == OVERRIDE):
         section, _, name = key.partition(".")
         if section == "policy":
-            own = {task: dotted(("tasks", task, name)) for task in tasks if _sets(config, task, name)}
-            kept = {task: own_key for task, own_key in own.items() if origins.get(own_key) != OVERRIDE}
+            deciding = {task: deciding_key(config, task, name) for task in tasks}
+            kept = {task: own for task, own in deciding.items() if own != key and origins.get(own) != OVERRIDE}
             if kept:
                 message = f"-s {key} changes nothing for task{'s' * (len(kept) > 1)} {', '.join(kept)}, which"
                 message += " set their own" if len(kept) > 1 else " sets its own"
@@ -126,10 +127,6 @@ def recorded_sync_weights_interval(log: Log) -> int | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _sets(config: Config, task: str, name: str) -> bool:
-    return task in config.tasks and getattr(config.tasks[task], name, None) is not None
 
 
 def _is_put(digest: Digest) -> Bools:
