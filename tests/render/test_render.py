@@ -37,7 +37,8 @@ from tokenaudit.render.blocks import (
 from tokenaudit.render.console import GREEN, ORANGE, RED, Terminal, console_text, sparkline
 from tokenaudit.render.frames import csv_text, parquet_bytes, rows_frame
 from tokenaudit.render.markdown import markdown_text
-from tokenaudit.render.result import SHOWN_ROWS, result_blocks
+from tokenaudit.render.result import result_blocks
+from tokenaudit.render.result_tables import SHOWN_ROWS
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.result import Result, select_steps

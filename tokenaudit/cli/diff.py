@@ -21,11 +21,12 @@ from tokenaudit.cli.options import (
     TimelineOption,
     TokenTimeOption,
     VerboseOption,
+    chosen_figures,
+    metrics_option,
     output_option,
     run_request,
     with_command,
 )
-from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.contracts.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from tokenaudit.cli.output import Renderers
     from tokenaudit.compare.compare import Comparison, Side
-    from tokenaudit.compare.metric_values import Figure
     from tokenaudit.replay.request import RunRequest
 
 SUFFIXES = {
@@ -82,12 +82,7 @@ def diff(
             autocompletion=completion.config_keys,
         ),
     ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...", help="Compare these metrics and rates only.", autocompletion=completion.metric_lists
-        ),
-    ] = None,
+    metrics: Annotated[str | None, metrics_option("Compare these metrics and rates only.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Steps with the largest change to show.")] = 5,
     groups: Annotated[bool, typer.Option("--groups", help="Also list the groups that changed fate.")] = False,
     exit_code: Annotated[
@@ -115,7 +110,7 @@ def diff(
     from tokenaudit.compare.compare import compare
     from tokenaudit.compare.session import check_same_log
 
-    figures = _figures(metrics)
+    figures = chosen_figures(metrics)
     outputs = output or []
     check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
     request = run_request(
@@ -140,17 +135,6 @@ def diff(
     emit(_renderers(comparison, show_all=figures is not None), format_, outputs, SUFFIXES)
     if exit_code and comparison.differs:
         raise typer.Exit(1)
-
-
-def _figures(names: str | None) -> list[Figure] | None:
-    if names is None:
-        return None
-    from tokenaudit.compare.metric_values import figures_named
-
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    if not listed:
-        raise UsageError(Problem("--metrics names none", None, "write --metrics dropped_tokens,trained_tokens"))
-    return figures_named(listed)
 
 
 def _show_warnings(sides: Sequence[Side], request: RunRequest, simulating: Sequence[str]) -> None:

@@ -23,7 +23,9 @@ from tokenaudit.cli.options import (
     TokenTimeOption,
     VerboseOption,
     check_kind,
+    chosen_figures,
     is_saved_result,
+    metrics_option,
     note_config,
     output_option,
     run_request,
@@ -72,6 +74,12 @@ def gate(
     rules: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML whose [gate] holds rules; a config will do.")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        metrics_option(
+            "Without rules: none of these metrics and rates may be worse than in the baseline. Default: the outcomes."
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved result that signed limits such as +2% are counted from.")
     ] = None,
@@ -115,7 +123,8 @@ def gate(
     del quiet
     from tokenaudit.cli.output import check_outputs, emit, summary_file
     from tokenaudit.gate.baseline import check_judgeable
-    from tokenaudit.gate.judge import baseline_fault, judge_for_baseline
+    from tokenaudit.gate.judge import baseline_fault, judge_for_baseline, rules_of_metrics
+    from tokenaudit.gate.report import Origin
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
     from tokenaudit.replay.saved_result import result_to_json
@@ -125,6 +134,9 @@ def gate(
         raise UsageError(Problem("--baseline and --write-baseline exclude each other", None, hint))
     if force and write_baseline is None:
         raise UsageError(Problem("--force is for --write-baseline", None, "leave it out, or name the file to replace"))
+    figures = chosen_figures(metrics)
+    if figures is not None and (rule or rules or write_baseline):
+        raise _metrics_beside("--write-baseline" if write_baseline else "--rule" if rule else "--rules")
     outputs = output or []
     read = [*log, *(path for path in (config, rules, baseline) if path is not None)]
     check_outputs(outputs, read, SUFFIXES)
@@ -148,6 +160,10 @@ def gate(
     )
     run = _judged_run(request)
     located = collect_rules(rule or [], rules, run.settings, run.saved, Path.cwd())
+    if figures is not None:
+        if located:
+            raise _metrics_beside(located[0].origin.place)
+        located = rules_of_metrics(figures, Origin("--metrics"))
     if write_baseline is not None:
         check_judgeable(run.result, str(log[0]), allow_lost_events=allow_lost_events)
         report = judge_for_baseline(run.result, located)
@@ -172,6 +188,12 @@ def gate(
         code = _report_baseline(write_baseline, run.result, fault, code)
     if code:
         raise typer.Exit(code)
+
+
+def _metrics_beside(other: str) -> UsageError:
+    """The error where rules hold besides --metrics, which could hide one of them, or none is judged."""
+    what = f"--metrics is for a gate without rules, and there is {other}"
+    return UsageError(Problem(what, None, "leave --metrics out; a rule such as --rule 'dropped_tokens <= +0' adds one"))
 
 
 class _Run(NamedTuple):

@@ -17,6 +17,7 @@ from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.replay.request import PromptOrder, RunOptions, RunRequest, TimelineKind
 
 if TYPE_CHECKING:
+    from tokenaudit.compare.metric_values import Figure
     from tokenaudit.config.loading import Settings
     from tokenaudit.contracts.errors import Notice
     from tokenaudit.replay.result import Result
@@ -112,6 +113,27 @@ def output_option(kinds: str) -> Any:
     return typer.Option("--output", "-o", metavar="FILE", help=f"Also write a file: {kinds}; repeatable.")
 
 
+def metrics_option(help_text: str) -> Any:
+    """The option --metrics; `help_text` says what it chooses."""
+    return typer.Option("--metrics", metavar="NAME,...", help=help_text, autocompletion=completion.metric_lists)
+
+
+def chosen_figures(names: str | None) -> list[Figure] | None:
+    """The metrics and rates that --metrics names, in order; None without it.
+
+    Raises:
+        UsageError: it names none, or unknown ones.
+    """
+    if names is None:
+        return None
+    from tokenaudit.compare.metric_values import figures_named
+
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    if not listed:
+        raise UsageError(Problem("--metrics names none", None, "write --metrics dropped_tokens,trained_tokens"))
+    return figures_named(listed)
+
+
 QuietOption = Annotated[
     bool,
     typer.Option(
@@ -130,6 +152,31 @@ VerboseOption = Annotated[
         help="Everything that can be listed, and tracebacks for crashes.",
     ),
 ]
+
+
+ColumnsOption = Annotated[
+    str | None,
+    metrics_option("Metrics and rates that are the columns of tables, CSV, JSON Lines and Parquet, in this order."),
+]
+
+
+def check_columns(figures: Sequence[Figure] | None, *, simulated: bool) -> None:
+    """Refuse columns that no run of a kind has.
+
+    Args:
+        figures: what --metrics names.
+        simulated: whether the run is simulated.
+
+    Raises:
+        UsageError: there are some; names all of them.
+    """
+    from tokenaudit.compare.metric_values import metrics_of
+    from tokenaudit.contracts.metrics import SIMULATED_METRICS
+
+    lacking = [one.name for one in figures or () if not simulated and not metrics_of(one).isdisjoint(SIMULATED_METRICS)]
+    if lacking:
+        hint = "tokenaudit simulate counts it, on a log too"
+        raise UsageError(Problem(f"--metrics: a replay has no {name}", None, hint) for name in lacking)
 
 
 def step_range(option: str, text: str | None) -> tuple[int, int] | None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import Format
+from tokenaudit.compare.metric_values import Figure
 from tokenaudit.contracts.errors import Problem, UsageError, without_commands
 from tokenaudit.contracts.files import write_files
 from tokenaudit.log.files import log_files
-from tokenaudit.render.blocks import json_lines
+from tokenaudit.render.blocks import Block, json_lines
 from tokenaudit.render.console import NO_TERMINAL, Terminal, console_text
 from tokenaudit.render.markdown import markdown_text
 from tokenaudit.render.result import result_blocks
@@ -134,15 +135,32 @@ def in_render(function: str) -> Callable[..., Any]:
     return getattr(import_module(f"tokenaudit.render.{module}"), name)
 
 
-def result_renderers(result: Result, *, by_task: bool) -> Renderers:
+def emit_result(
+    result: Result, stdout_format: str, outputs: Sequence[Path], *, by_task: bool, figures: Sequence[Figure] | None
+) -> None:
+    """Write a run in the formats that are asked for; `figures` are the columns of its tables, None: the usual ones."""
+    if figures is not None and "json" in (stdout_format, *(SUFFIXES[path.suffix.lower()] for path in outputs)):
+        streams.note("note: JSON holds every metric, whatever --metrics names: it is a result to be read back")
+    emit(_result_renderers(result, by_task, figures), stdout_format, outputs)
+
+
+def _result_renderers(result: Result, by_task: bool, figures: Sequence[Figure] | None) -> Renderers:
     """The formats of a run; those of a flat table load polars."""
+
+    def frame() -> Any:
+        names = None if figures is None else [figure.name for figure in figures]
+        return in_render("frames.rows_frame")(result, by_task=by_task, metrics=names)
+
+    def blocks() -> Iterator[Block]:
+        return result_blocks(result, by_task=by_task, figures=figures)
+
     return {
-        "table": lambda terminal: console_text(result_blocks(result, by_task=by_task), terminal),
+        "table": lambda terminal: console_text(blocks(), terminal),
         "json": lambda _: result_to_json(result),
-        "markdown": lambda _: markdown_text(result_blocks(result, by_task=by_task)),
-        "csv": lambda _: in_render("frames.csv_text")(in_render("frames.rows_frame")(result, by_task=by_task)),
-        "jsonl": lambda _: json_lines(in_render("frames.rows_frame")(result, by_task=by_task).iter_rows(named=True)),
-        "parquet": lambda _: in_render("frames.parquet_bytes")(in_render("frames.rows_frame")(result, by_task=by_task)),
+        "markdown": lambda _: markdown_text(blocks()),
+        "csv": lambda _: in_render("frames.csv_text")(frame()),
+        "jsonl": lambda _: json_lines(frame().iter_rows(named=True)),
+        "parquet": lambda _: in_render("frames.parquet_bytes")(frame()),
     }
 
 

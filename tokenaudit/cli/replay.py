@@ -11,6 +11,7 @@ from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     ByTaskOption,
     CacheOption,
+    ColumnsOption,
     ConfigOption,
     Format,
     FormatOption,
@@ -22,6 +23,8 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    check_columns,
+    chosen_figures,
     is_saved_result,
     note_config,
     output_option,
@@ -37,6 +40,7 @@ def replay(
     config: ConfigOption = None,
     set_: SetOption = None,
     timeline: TimelineOption = None,
+    metrics: ColumnsOption = None,
     by_task: ByTaskOption = False,
     steps: Annotated[
         str | None, typer.Option(metavar="A..B", help="Show these steps only; totals stay those of the run.")
@@ -52,11 +56,12 @@ def replay(
 ) -> None:
     """Run `tokenaudit replay`."""
     del quiet, verbose
-    from tokenaudit.cli.output import check_outputs, emit, result_renderers
+    from tokenaudit.cli.output import check_outputs, emit_result
     from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps
     from tokenaudit.replay.session import load_log, replay_loaded
 
     selected = step_range("--steps", steps)
+    figures = chosen_figures(metrics)
     outputs = output or []
     check_outputs(outputs, log if config is None else [*log, config])
     request = run_request(
@@ -71,8 +76,10 @@ def replay(
     )
     if is_saved_result(log):
         result = saved_result(request)
+        check_columns(figures, simulated=result.simulation is not None)
         notices = result.warnings
     else:
+        check_columns(figures, simulated=False)
         loaded = load_log(request)
         note_config(loaded.settings, request)
         for text in loaded.log.unread_notes:
@@ -89,4 +96,4 @@ def replay(
     )
     if groups and not by_task and flat:
         streams.note("note: CSV, JSON Lines and Parquet hold group ids with --by-task only")
-    emit(result_renderers(result, by_task=by_task), format_, outputs)
+    emit_result(result, format_, outputs, by_task=by_task, figures=figures)

@@ -11,6 +11,7 @@ import typer
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import (
     ByTaskOption,
+    ColumnsOption,
     ConfigOption,
     Format,
     FormatOption,
@@ -22,6 +23,7 @@ from tokenaudit.cli.options import (
     SetOption,
     TokenTimeOption,
     VerboseOption,
+    chosen_figures,
     note_config,
     output_option,
     run_request,
@@ -56,6 +58,7 @@ def simulate(
     ] = None,
     token_time_us: TokenTimeOption = None,
     prompt_order: PromptOrderOption = None,
+    metrics: ColumnsOption = None,
     by_task: ByTaskOption = False,
     show_steps: Annotated[
         str | None, typer.Option(metavar="A..B", help="Show these steps only; totals stay those of the run.")
@@ -75,13 +78,14 @@ def simulate(
 ) -> None:
     """Run `tokenaudit simulate`."""
     del quiet, verbose
-    from tokenaudit.cli.output import check_outputs, emit, result_renderers
+    from tokenaudit.cli.output import check_outputs, emit_result
     from tokenaudit.contracts.files import replacing
     from tokenaudit.replay.result import TRAIN_STEP, no_such_step, select_steps
     from tokenaudit.simulate.notices import stuck_problems
     from tokenaudit.simulate.session import simulate_workload
 
     selected = step_range("--show-steps", show_steps)
+    figures = chosen_figures(metrics)
     outputs = output or []
     check_outputs(outputs, workload if config is None else [*workload, config])
     request = run_request(
@@ -108,7 +112,8 @@ def simulate(
             if not result.steps and not stuck:
                 raise no_such_step(f"--show-steps {show_steps}", [row[TRAIN_STEP] for row in whole.steps])
         # Inside of the block: the event log gets its name only where the other files got theirs.
-        emit(result_renderers(result, by_task=by_task), format_, [path for path in outputs if path != event_log])
+        files = [path for path in outputs if path != event_log]
+        emit_result(result, format_, files, by_task=by_task, figures=figures)
     if stuck:
         streams.show_problems(stuck)
         raise typer.Exit(CANNOT_GO_ON)

@@ -64,9 +64,13 @@ def has_steps(figure: Figure) -> bool:
 
 def is_defined_alike(a: Result, b: Result, figure: Figure) -> bool:
     """Whether two results mean the same by a figure: by a metric, or by each of those that a rate is made of."""
-    metrics = (figure,) if isinstance(figure, Metric) else (*figure.numerator, *figure.denominator)
     known_a, known_b = a.metric_definitions, b.metric_definitions
-    return all(one.name in known_a and known_a[one.name] == known_b.get(one.name) for one in metrics)
+    return all(one.name in known_a and known_a[one.name] == known_b.get(one.name) for one in metrics_of(figure))
+
+
+def metrics_of(figure: Figure) -> frozenset[Metric]:
+    """A metric alone, or those that a rate is made of."""
+    return frozenset((figure,) if isinstance(figure, Metric) else (*figure.numerator, *figure.denominator))
 
 
 def total_value(result: Result, figure: Figure, task: str | None = None) -> FigureValue:

@@ -9,10 +9,12 @@ from fractions import Fraction
 
 from tokenaudit.compare.compare import Side, setting_changes
 from tokenaudit.compare.metric_values import (
+    Figure,
     FigureValue,
     Missing,
     Number,
     has_steps,
+    has_totals,
     is_defined_alike,
     is_percentage,
     keyed_rows,
@@ -24,7 +26,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import Notice, Problem, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import Better, Metric, Rate, Total
 from tokenaudit.gate.baseline import SAVE_AGAIN
-from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Outcome, Verdict
+from tokenaudit.gate.report import BY_DEFAULT, GateReport, LocatedRule, Observation, Origin, Outcome, Verdict
 from tokenaudit.gate.rule import Level, Limit, LimitUnit, Operator, Rule, Scope, Sign
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
@@ -49,7 +51,7 @@ def judge(
     lacking = [] if baseline is None else _lacking_steps(result, baseline)
     verdicts = [
         _judge_rule(located, result, baseline, () if allow_fewer_steps else lacking)
-        for located in rules or _default_rules()
+        for located in rules or rules_of_metrics(m.OUTCOMES, BY_DEFAULT)
     ]
     if not rules:
         verdicts = [verdict for verdict in verdicts if verdict.judged or verdict.reason != _NO_VALUE]
@@ -121,14 +123,25 @@ def _check_scopes(rules: Sequence[LocatedRule], tasks: Collection[str]) -> None:
         raise RuleError(problems)
 
 
-def _default_rules() -> list[LocatedRule]:
-    """No outcome of the whole run may be worse than in the baseline."""
+def rules_of_metrics(figures: Sequence[Figure], origin: Origin) -> list[LocatedRule]:
+    """No figure of the whole run may be worse than in the baseline.
+
+    Raises:
+        RuleError: figures of which neither more nor less is worse; names all of them.
+    """
     operators = {Better.LOWER: Operator.AT_MOST, Better.HIGHER: Operator.AT_LEAST}
     rules: list[LocatedRule] = []
-    for figure in m.OUTCOMES:
+    problems: list[Problem] = []
+    for figure in figures:
         unit = LimitUnit.POINTS if is_percentage(figure) else LimitUnit.ONE
         unmoved = Limit(Sign.PLUS, Decimal(0), unit)
-        rules.append(LocatedRule(Rule(figure, Scope(), operators[figure.better], (unmoved,)), BY_DEFAULT))
+        rule = Rule(figure, Scope(), operators.get(figure.better, Operator.AT_MOST), (unmoved,))
+        rules.append(LocatedRule(rule, origin))
+        if figure.better not in operators:
+            hint = f"a rule says which, such as --rule '{rule}'" if has_totals(figure) else "leave it out"
+            problems.append(Problem(f"neither more nor less {figure.name} is always worse", origin.name, hint))
+    if problems:
+        raise RuleError(problems)
     return rules
 
 
