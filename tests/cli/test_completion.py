@@ -46,6 +46,7 @@ def completed(line: str, folder: Path, heavy: bool = False) -> list[str]:
         ("gate x --set mo", ["mode="]),
         ("diff --set-b ta", ["tasks."]),
         ("diff --metrics dropped_tokens,dropped", ["dropped_tokens,dropped_token_rate"]),
+        ("gate x --metrics trained_tokens,masked_t", ["trained_tokens,masked_token_rate"]),
         ("mask x --device cu", ["cuda", "cuda:0"]),
         ("import x --from xtuner-", ["xtuner-buffer", "xtuner-trajectories"]),
         ("init --for t", ["tinker", "trl"]),

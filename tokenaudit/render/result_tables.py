@@ -81,6 +81,7 @@ _STEP_PRIORITY: tuple[str, ...] = (
     m.MODEL_STEP.name,
 )
 """Columns of the table of steps in the order in which a narrow terminal keeps them."""
+_COLUMNS_HINT = f"{COLUMNS_HINT}; --metrics chooses"
 _POLICY_KEYS = ("max_staleness", "max_token_staleness", "tail_batch_trigger_size")
 _TASK_METRICS: tuple[Metric, ...] = (
     m.EXPIRED_GROUPS,
@@ -119,7 +120,7 @@ def step_table(result: Result, by_task: bool, figures: Sequence[Figure] | None) 
     else:
         priority = [column.name for column in columns]
     selecting = "--steps" if result.simulation is None else "--show-steps"
-    fit = Fit(tuple(priority), SHOWN_ROWS, f"{selecting} A..B selects some, a pipe shows all", COLUMNS_HINT)
+    fit = Fit(tuple(priority), SHOWN_ROWS, f"{selecting} A..B selects some, a pipe shows all", _COLUMNS_HINT)
     marked: dict[Figure, set[str]] = {
         metric: texts for metric, texts in _marked_cells(result).items() if metric in chosen
     }
