@@ -74,7 +74,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: the file can't be written.
     """
-    with _told(path), _Temporary(path) as temporary:
+    with _writing(path), _Temporary(path) as temporary:
         yield temporary.file
         temporary.take_place()
 
@@ -88,13 +88,13 @@ def write_files(contents: Sequence[tuple[Path, bytes]]) -> None:
     with ExitStack() as stack:
         written: list[_Temporary] = []
         for path, content in contents:
-            with _told(path):
+            with _writing(path):
                 written.append(stack.enter_context(_Temporary(path)))
                 written[-1].file.write(content)
                 # What is still buffered could fail to fit the disk, once others have their names.
                 written[-1].file.close()
         for temporary in written:
-            with _told(temporary.path):
+            with _writing(temporary.path):
                 temporary.take_place()
 
 
@@ -126,7 +126,7 @@ class _Temporary:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Faults of the system as a problem with a file to write."""
     try:
         yield

@@ -67,6 +67,11 @@ class GroupExpired(NamedTuple):
     fresh: MembersPart
     reasons: Sequence[ExpiryReason]
 
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens that are reset or discarded."""
+        return self.expired.tokens + (self.fresh.tokens if self.fate is Fate.DISCARDED else 0)
+
 
 class MembersExpired(NamedTuple):
     """More members of a group that already waits as expired became too old and were reset.

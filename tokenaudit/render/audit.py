@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
-from io import StringIO
 
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
@@ -24,7 +22,7 @@ from tokenaudit.render.blocks import (
     TableRow,
     Tone,
     count_text,
-    csv_cell,
+    csv_lines,
     json_lines,
     only,
 )
@@ -226,18 +224,9 @@ def caveat_lines(report: AuditReport) -> list[str]:
 
 def audit_csv(report: AuditReport) -> str:
     """All findings that were kept, with a header."""
-    buffer = StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for finding in report_data(report)["findings"]:
-        writer.writerow([_cell(finding[name]) for name in CSV_COLUMNS])
-    return buffer.getvalue()
+    return csv_lines(CSV_COLUMNS, report_data(report)["findings"])
 
 
 def audit_jsonl(report: AuditReport) -> str:
     """The same as JSON Lines."""
     return json_lines({name: finding[name] for name in CSV_COLUMNS} for finding in report_data(report)["findings"])
-
-
-def _cell(value: object) -> object:
-    return csv_cell(value) if isinstance(value, str) else value

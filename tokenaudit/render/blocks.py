@@ -6,11 +6,13 @@ time, which every command waits for.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from fractions import Fraction
+from io import StringIO
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tokenaudit.contracts.errors import NOTHING, printable, without_commands
@@ -253,6 +255,17 @@ def csv_cell(text: str) -> str:
     """Text from a file for a cell of CSV: nothing that a terminal obeys, nor that a spreadsheet would run."""
     plain = without_commands(printable(text))
     return f"'{plain}" if text.startswith(_FORMULA_STARTS) else plain
+
+
+def csv_lines(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str:
+    """CSV with a header: one line a record, whose fields outside of `columns` are left out; see `csv_cell`."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for record in records:
+        cells = map(record.get, columns)
+        writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in cells])
+    return out.getvalue()
 
 
 def json_lines(records: Iterable[Mapping[str, object]]) -> str:

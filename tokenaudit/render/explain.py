@@ -83,8 +83,7 @@ def _expired_text(event: GroupExpired | MembersExpired) -> str:
         why = " and ".join(sorted(set(event.reasons)))
         lost = count_text(event.expired.tokens, "token")
         return f"more members at {Where.REFRESH} of step {event.train_step}, by {why}, {Fate.RESET}, {lost} lost"
-    tokens = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
-    lost = count_text(tokens, "token")
+    lost = count_text(event.lost_tokens, "token")
     return f"at {event.where} of step {event.train_step}, by {event.reason}, {event.fate}, {lost} lost"
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from io import StringIO
 from typing import Any
 
 from tokenaudit import __version__
@@ -19,7 +17,7 @@ from tokenaudit.explain.session import LogExplanation
 from tokenaudit.explain.step import StepReport
 from tokenaudit.explain.trials import Trial, Trials
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired
-from tokenaudit.render.blocks import csv_cell, json_lines
+from tokenaudit.render.blocks import csv_lines, json_lines
 from tokenaudit.replay.events import Key
 
 EXPLAIN_SCHEMA_VERSION = 1
@@ -48,13 +46,7 @@ class Plain:
 
     def csv(self) -> str:
         """The list as CSV; a text from a log does no harm in a spreadsheet."""
-        out = StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        for record in self.records:
-            cells = map(record.get, self.columns)
-            writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in cells])
-        return out.getvalue()
+        return csv_lines(self.columns, self.records)
 
     def jsonl(self) -> str:
         """The list as JSON Lines."""
@@ -200,8 +192,8 @@ def _expired_record(event: GroupExpired | MembersExpired) -> dict[str, Any]:
             "reason": "+".join(sorted(set(event.reasons))),
             "tokens": event.expired.tokens,
         }
-    lost = event.expired.tokens + (event.fresh.tokens if event.fate is Fate.DISCARDED else 0)
-    return common | {"status": event.fate, "where": event.where, "reason": event.reason, "tokens": lost}
+    tokens = event.lost_tokens
+    return common | {"status": event.fate, "where": event.where, "reason": event.reason, "tokens": tokens}
 
 
 STANDING_COLUMNS = ("name", "kind", "where", "value", "of", "origin", "lost")
