@@ -19,6 +19,7 @@ from tests.builders import make_digest, put, refresh, take, write_log
 from tests.conftest import SAMPLE
 from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
+from tokenaudit.contracts.errors import plural
 from tokenaudit.render.blocks import (
     Heading,
     Lines,
@@ -30,7 +31,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     share_text,
     value_text,
 )
@@ -158,7 +158,7 @@ def test_numbers_as_people_read_them():
     assert value_text(m.PRODUCED_TOKENS, 1234567) == "1,234,567"
     assert value_text(m.RAW_REWARDS_SUM, 1234.5) == "1,234.500"
     assert value_text(m.SEQ_STALENESS_MAX, None) == "–"
-    assert (count_text(1, "group"), count_text(0, "group")) == ("1 group", "0 groups")
+    assert (plural(1, "group"), plural(0, "group")) == ("1 group", "0 groups")
 
 
 def test_markdown_tables_escape_cells_and_hold_no_blank_lines():

@@ -42,18 +42,6 @@ class AuditFormat(StrEnum):
     GITHUB = "github"
 
 
-SUFFIXES = {
-    ".json": "json",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".txt": "table",
-    ".xml": "junit",
-    ".sarif": "sarif",
-}
-"""Formats by file name extension."""
-
 MOST_BASELINE_BYTES = 2**28
 """Size of a baseline that is still read."""
 
@@ -107,7 +95,7 @@ def audit(
 
     outputs = output or []
     read = [*log, *(path for path in (config, baseline) if path is not None)]
-    check_outputs(outputs, read, SUFFIXES)
+    check_outputs(outputs, read, AuditFormat)
     rules = select_rules(select or [], ignore or [], RULES)
     known = None if baseline is None else _read_baseline(baseline)
     request = run_request(log, config=config, overrides=set_, isolated=isolated)
@@ -116,7 +104,7 @@ def audit(
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)
     renderers = _renderers(report, from_repository_root(log[0].as_posix()), max_findings, verbose)
-    emit(renderers, format_, outputs, SUFFIXES)
+    emit(renderers, format_, outputs)
     code = report.exit_code(exit_zero=exit_zero)
     if code:
         raise typer.Exit(code)

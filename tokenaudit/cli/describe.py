@@ -52,15 +52,15 @@ def lint(
     del quiet, verbose
     from tokenaudit.config.loading import load_settings
     from tokenaudit.config.warnings import config_warnings
-    from tokenaudit.contracts.errors import printable
-    from tokenaudit.render.blocks import Lines, count_text
+    from tokenaudit.contracts.errors import plural, printable
+    from tokenaudit.render.blocks import Lines
 
     settings = load_settings(config_path=config, overrides=set_ or [], working_dir=Path.cwd(), isolated=True)
     warnings = config_warnings(settings.config)
     lines: list[str] = []
     for warning in warnings:
         lines += [f"{warning.code}: {warning.message}", f"  at: {warning.where}", f"  cost: {warning.cost}"]
-    lines.append(f"{printable(settings.source)}: {count_text(len(warnings), 'warning')}")
+    lines.append(f"{printable(settings.source)}: {plural(len(warnings), 'warning')}")
     streams.write_blocks(Lines(lines))
     if exit_code and warnings:
         raise typer.Exit(1)

@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from tokenaudit.compare.compare import Comparison, Side
     from tokenaudit.replay.request import RunRequest
 
-SUFFIXES = {
-    ".json": "json",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".txt": "table",
-}
-"""Formats by file name extension."""
-
 
 def diff(
     a: Annotated[
@@ -112,7 +102,7 @@ def diff(
 
     figures = chosen_figures(metrics)
     outputs = output or []
-    check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], SUFFIXES)
+    check_outputs(outputs, [*(log or []), *(path for path in (a, b) if path is not None)], Format)
     request = run_request(
         log or [],
         overrides=set_,
@@ -132,7 +122,7 @@ def diff(
     command += [part for text in set_b or [] for part in ("--set-b", text)]
     _show_warnings(sides, request, [*command, "--simulate"])
     comparison = compare(*sides, figures=figures, top=top, with_ids=groups)
-    emit(_renderers(comparison, show_all=figures is not None), format_, outputs, SUFFIXES)
+    emit(_renderers(comparison, show_all=figures is not None), format_, outputs)
     if exit_code and comparison.differs:
         raise typer.Exit(1)
 

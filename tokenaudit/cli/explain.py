@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from tokenaudit.replay.request import RunRequest
     from tokenaudit.replay.session import LoadedLog
 
-SUFFIXES = {
-    ".json": "json",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".txt": "table",
-}
-"""Formats by file name extension."""
-
 
 def explain(
     subject: Annotated[
@@ -81,7 +71,7 @@ def explain(
     logs = [path for path in subject if _is_log(path)]
     names = [str(path) for path in subject if not _is_log(path)]
     _note_doubtful(logs)
-    check_outputs(outputs, logs if config is None else [*logs, config], SUFFIXES)
+    check_outputs(outputs, logs if config is None else [*logs, config], Format)
     request = run_request(logs, config=config, overrides=set_, quarantine=quarantine, isolated=isolated, cache=cache)
     blocks, plain = _explained(request, names, group, step)
     emit(
@@ -94,7 +84,6 @@ def explain(
         },
         format_,
         outputs,
-        SUFFIXES,
     )
 
 

@@ -53,17 +53,6 @@ class GateFormat(StrEnum):
     GITHUB = "github"
 
 
-SUFFIXES = {
-    ".json": "json",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".txt": "table",
-    ".xml": "junit",
-    ".sarif": "sarif",
-}
-"""Formats by file name extension."""
-
-
 def gate(
     log: LogPaths,
     config: ConfigOption = None,
@@ -139,9 +128,9 @@ def gate(
         raise _metrics_beside("--write-baseline" if write_baseline else "--rule" if rule else "--rules")
     outputs = output or []
     read = [*log, *(path for path in (config, rules, baseline) if path is not None)]
-    check_outputs(outputs, read, SUFFIXES)
+    check_outputs(outputs, read, GateFormat)
     if write_baseline is not None:
-        check_outputs([write_baseline], [*read, *outputs], {".json": "json"}, "--write-baseline")
+        check_outputs([write_baseline], [*read, *outputs], (GateFormat.JSON,), "--write-baseline")
         if write_baseline.exists() and not force:
             hint = "--force replaces it; --baseline judges against it"
             raise UsageError(Problem("--write-baseline names a file that is there", str(write_baseline), hint))
@@ -182,7 +171,7 @@ def gate(
     if write_baseline is not None and fault is None:
         further.append((write_baseline, result_to_json(run.result).encode(errors="backslashreplace")))
     renderers = _renderers(report, log[0].as_posix(), all_rules=verbose)
-    emit(renderers, format_, outputs, SUFFIXES, further=further, job_summary=summary_path)
+    emit(renderers, format_, outputs, further=further, job_summary=summary_path)
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
         code = _report_baseline(write_baseline, run.result, fault, code)

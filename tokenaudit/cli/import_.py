@@ -9,7 +9,7 @@ import typer
 
 from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
-from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.errors import Problem, UsageError, plural
 
 if TYPE_CHECKING:
     from tokenaudit.importers.base import Context, Importer, VersionScale
@@ -59,7 +59,7 @@ def import_(
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.write import first_look, import_log
-    from tokenaudit.render.blocks import Paragraph, count_text
+    from tokenaudit.render.blocks import Paragraph
     from tokenaudit.render.imports import formats_blocks, imports_text, left_out_text, plan_blocks
 
     if list_:
@@ -72,7 +72,7 @@ def import_(
         streams.note(f"note: the files look like {importer.name}: {importer.title}")
     files, passed_over = files_of(importer, source)
     if passed_over:
-        streams.note(f"note: {count_text(passed_over, 'other file')} passed over")
+        streams.note(f"note: {plural(passed_over, 'other file')} passed over")
     context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
     if dry_run:
         first_put = first_look(importer, files, context)

@@ -11,7 +11,7 @@ import typer
 from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption, run_request
 from tokenaudit.config.loading import FILE_NAME
-from tokenaudit.contracts.errors import Problem, UsageError, printable
+from tokenaudit.contracts.errors import Problem, UsageError, plural, printable
 
 if TYPE_CHECKING:
     from tokenaudit.config.trainers import Trainer
@@ -45,12 +45,11 @@ def init(
     from tokenaudit.config.model import parse_config
     from tokenaudit.config.trainers import trainer_named
     from tokenaudit.contracts.files import write_files
-    from tokenaudit.render.blocks import count_text
     from tokenaudit.replay.suggested_config import SuggestedConfig
 
     if not log and for_ is None:
         raise UsageError(Problem("nothing to write a config for", None, "name a log, or --for xtuner"))
-    check_outputs([output], log or [], {".toml": "TOML"})
+    check_outputs([output], log or [], ("toml",))
     if output.exists() or output.is_symlink():
         raise UsageError(Problem("the file is there already", str(output), "choose another name with -o"))
     trainer = None if for_ is None else trainer_named(for_)
@@ -67,7 +66,7 @@ def init(
         found = SuggestedConfig(parse_config(trainer.values, for_ or ""), {})
     text = commented_toml(found.config, heading, remarks | found.remarks)
     write_files([(output, text.encode())])
-    tasks = f" of {count_text(len(found.config.tasks), 'task')}" if found.config.tasks else ""
+    tasks = f" of {plural(len(found.config.tasks), 'task')}" if found.config.tasks else ""
     named = shlex.quote(str(output))
     following = f"replay {shlex.join(map(str, log))} -c {named}" if log else f"lint {named}"
     streams.write_result(printable(f"{output}: a config{tasks}; next: tokenaudit {following}") + "\n")

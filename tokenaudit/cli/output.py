@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,26 @@ SUFFIXES = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".txt": "table",
+    ".xml": "junit",
+    ".sarif": "sarif",
+    ".toml": "toml",
 }
-"""Formats by file name extension."""
+"""Formats by file name extension; a command has some of them."""
+RESULT_FORMATS = (*Format, "parquet")
+"""Formats of a run."""
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that the steps of a GitHub Actions job append Markdown to."""
 
 
 def check_outputs(
-    outputs: Sequence[Path], inputs: Sequence[Path], suffixes: Mapping[str, str] = SUFFIXES, option: str = "-o"
+    outputs: Sequence[Path], inputs: Sequence[Path], formats: Iterable[str] = RESULT_FORMATS, option: str = "-o"
 ) -> None:
     """Refuse, before any work is done, files that could not be written or that would change what is read.
 
     Args:
         outputs: files to write.
         inputs: what is read: files, folders or glob patterns.
-        suffixes: formats by file name extension.
+        formats: what may be written; other extensions are refused.
         option: what messages call the option that names the outputs.
 
     Raises:
@@ -53,6 +58,8 @@ def check_outputs(
         return
     files = {path.resolve() for path in log_files(inputs)} | {path.resolve() for path in inputs}
     folders = {path.resolve() for path in inputs if path.is_dir()}
+    names = set(formats)
+    suffixes = [suffix for suffix, name in SUFFIXES.items() if name in names]
     problems: list[Problem] = []
     for path in outputs:
         try:
@@ -66,7 +73,7 @@ def check_outputs(
 
 
 def _output_problems(
-    path: Path, files: set[Path], folders: set[Path], suffixes: Mapping[str, str], option: str
+    path: Path, files: set[Path], folders: set[Path], suffixes: Sequence[str], option: str
 ) -> Iterator[Problem]:
     """The first thing that is wrong with a file to write."""
     if path.is_dir():
@@ -94,7 +101,6 @@ def emit(
     renderers: Renderers,
     stdout_format: str,
     outputs: Sequence[Path],
-    suffixes: Mapping[str, str] = SUFFIXES,
     *,
     further: Sequence[tuple[Path, bytes]] = (),
     job_summary: Path | None = None,
@@ -104,12 +110,11 @@ def emit(
     Args:
         renderers: the formats of a report.
         stdout_format: what standard output gets; text for people in its own encoding, text for programs as UTF-8.
-        outputs: files whose names give their format.
-        suffixes: formats by file name extension.
+        outputs: files whose names give their format, as `check_outputs` made sure.
         further: other files, with their contents.
         job_summary: a file that Markdown is appended to.
     """
-    contents = [(path, renderers[suffixes[path.suffix.lower()]](NO_TERMINAL)) for path in outputs]
+    contents = [(path, renderers[SUFFIXES[path.suffix.lower()]](NO_TERMINAL)) for path in outputs]
     text = renderers[stdout_format](streams.terminal())
     assert isinstance(text, str), stdout_format
     write_files([*((path, _encoded(content)) for path, content in contents), *further])

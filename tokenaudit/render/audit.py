@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
 from tokenaudit.audit.rule import Fact, Severity
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.render.blocks import (
     Bar,
     Block,
@@ -21,7 +21,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     csv_lines,
     json_lines,
     only,
@@ -70,13 +69,13 @@ def _rule_blocks(run: RuleRun, listed: Sequence[Finding], report: AuditReport) -
     assert run.findings is not None
     rule, findings = run.rule, run.findings
     new = f", {sum(run.new.values()):,} new" if report.has_baseline else ""
-    counted = f"{count_text(findings.total, 'finding')}{new} · {findings.unit} checked: {findings.checked:,}"
+    counted = f"{plural(findings.total, 'finding')}{new} · {findings.unit} checked: {findings.checked:,}"
     yield Paragraph(f"{worst(run)} {rule.code} {rule.name} · {counted}", _TONES[worst(run)])
     lines = [finding_text(finding) + ("" if finding.is_new else " (known)") for finding in listed]
     hidden = findings.total - len(listed)
     if hidden:
         hint = "--max-findings shows more, --format json all that were kept"
-        lines.append(f"… {count_text(hidden, 'more finding')} not listed: {hint}")
+        lines.append(f"… {plural(hidden, 'more finding')} not listed: {hint}")
     yield Lines(lines, indent=2)
     yield Lines([f"{rule.meaning} {rule.fix}"], Tone.FAINT, indent=2)
 
@@ -145,8 +144,8 @@ def _evidence_table(evidence: Sequence[AgeEvidence]) -> Table:
 def title(report: AuditReport) -> str:
     """What was audited, and against which config."""
     config = f"config from {printable(report.config_source)}" if report.config_source else "no config"
-    files = f"{report.files_audited} of {count_text(report.files_named, 'file')}"
-    size = f"{count_text(report.rows, 'row')} · {count_text(report.tokens, 'token')}"
+    files = f"{report.files_audited} of {plural(report.files_named, 'file')}"
+    size = f"{plural(report.rows, 'row')} · {plural(report.tokens, 'token')}"
     return f"{printable(report.name)} · {files} · {size} · {config}"
 
 
@@ -154,14 +153,14 @@ def verdict(report: AuditReport) -> str:
     """Findings by severity, and how many rules stand behind them."""
     if not report.has_judged:
         return "nothing was audited"
-    counts = [count_text(report.count(severity), severity) for severity in (Severity.ERROR, Severity.WARNING)]
+    counts = [plural(report.count(severity), severity) for severity in (Severity.ERROR, Severity.WARNING)]
     counts.append(f"{report.count(Severity.INFO):,} info")
     ran = sum(run.ran for run in report.runs)
-    parts = [f"{count_text(ran, 'rule')} checked", ", ".join(counts)]
+    parts = [f"{plural(ran, 'rule')} checked", ", ".join(counts)]
     if report.has_baseline:
-        parts.append(f"{count_text(report.count(Severity.ERROR, only_new=True), 'new error')}")
+        parts.append(f"{plural(report.count(Severity.ERROR, only_new=True), 'new error')}")
     if ran < len(report.runs):
-        parts.append(f"{count_text(len(report.runs) - ran, 'rule')} not run")
+        parts.append(f"{plural(len(report.runs) - ran, 'rule')} not run")
     return " · ".join(parts)
 
 
@@ -200,11 +199,11 @@ def _not_run_lines(report: AuditReport, *, verbose: bool) -> list[str]:
     for_config = by_need.get((Fact.CONFIG,), [])
     if for_config:
         hint = "give one with -c FILE; `tokenaudit init LOG` writes one"
-        lines.append(f"{count_text(len(for_config), 'rule')} for want of a config: {hint}")
+        lines.append(f"{plural(len(for_config), 'rule')} for want of a config: {hint}")
         count, needs = count - len(for_config), needs - 1
     if count:
         wanted = "a column, an event or a setting" if needs == 1 else "columns, events or settings"
-        lines.append(f"{count_text(count, 'rule')} for want of {wanted}; -v lists them")
+        lines.append(f"{plural(count, 'rule')} for want of {wanted}; -v lists them")
     return lines
 
 
@@ -214,10 +213,10 @@ def caveat_lines(report: AuditReport) -> list[str]:
     if report.why_no_replay and not any(run.missing[:1] == (Fact.CONFIG,) for run in report.runs):
         lines.append(f"no replay: {printable(report.why_no_replay)}")
     if report.left_out_groups:
-        groups = count_text(report.left_out_groups, "group")
+        groups = plural(report.left_out_groups, "group")
         lines.append(f"the replay leaves out {groups} with structural faults, so rules about the lifecycle miss them")
     if report.files_audited < report.files_named:
-        lost = count_text(report.files_named - report.files_audited, "file")
+        lost = plural(report.files_named - report.files_audited, "file")
         lines.append(f"{lost} could not be read, so groups and batches may only seem incomplete")
     return lines + [printable(note) for note in report.log_notes]
 

@@ -273,11 +273,6 @@ def json_lines(records: Iterable[Mapping[str, object]]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
 
 
-def count_text(count: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def notice_lines(notices: Iterable[Notice]) -> list[str]:
     """What to know before trusting a report, with what it costs."""
     return [f"{notice.level}: {notice.message}" + (f" ({notice.cost})" if notice.cost else "") for notice in notices]

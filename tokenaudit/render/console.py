@@ -9,7 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.render.blocks import (
     Bar,
     Block,
@@ -29,7 +29,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     shown_in,
 )
 
@@ -195,9 +194,9 @@ def _table_parts(table: Table, terminal: Terminal) -> Iterator[str]:
     if table.legend and terminal.color:
         yield _line(table.legend, Tone.FAINT, terminal)
     if hidden:
-        yield _line(f"{count_text(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
+        yield _line(f"{plural(hidden, 'row')} not shown: {fit.rows_hint}", Tone.FAINT, terminal)
     if fit.columns_hint and len(kept) < len(own):
-        missing = count_text(len(own) - len(kept), "more column")
+        missing = plural(len(own) - len(kept), "more column")
         yield _line(f"{missing} {fit.columns_hint}", Tone.FAINT, terminal)
 
 

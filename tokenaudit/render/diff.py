@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenaudit.compare.compare import Comparison, Effect, FigureChange, Side, setting_cells
 from tokenaudit.compare.exact import change_text, distinct_texts, number_text, relative_text
 from tokenaudit.compare.metric_values import Missing
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.render.blocks import (
     COLUMNS_HINT,
     NOTHING,
@@ -23,7 +23,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     only,
     share_text,
 )
@@ -56,7 +55,7 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
         yield _change_table("total", [(change.figure.name, change) for change in totals])
     same = [change.figure.name for change in comparison.totals if change not in totals]
     if same:
-        yield Paragraph(f"{count_text(len(same), 'metric')} the same: {_names(same)}", Tone.FAINT, literal=True)
+        yield Paragraph(f"{plural(len(same), 'metric')} the same: {_names(same)}", Tone.FAINT, literal=True)
     yield Gap()
     first, *why = divergence_lines(comparison)
     yield Paragraph(first, Tone.STRONG, literal=True)
@@ -91,7 +90,7 @@ def _change_row(name: str, change: FigureChange) -> TableRow:
 def side_line(name: str, side: Side) -> str:
     """What one side is."""
     inputs = ", ".join(printable(entry.name) for entry in side.result.inputs)
-    steps = count_text(len(side.result.steps), "step")
+    steps = plural(len(side.result.steps), "step")
     selected = f" ({side.result.selection} only, totals are of the whole run)" if side.result.selection else ""
     return f"{name}: {printable(side.label)} · {inputs} · {steps}{selected} · {side.result.timeline} timeline"
 
@@ -123,7 +122,7 @@ def divergence_lines(comparison: Comparison) -> list[str]:
 def step_lines(comparison: Comparison) -> list[str]:
     """Steps that only one side has."""
     return [
-        f"{count_text(len(steps), 'step')} only in {name}: {_ranges(steps)}"
+        f"{plural(len(steps), 'step')} only in {name}: {_ranges(steps)}"
         for name, steps in (("A", comparison.only_a), ("B", comparison.only_b))
         if steps
     ]
@@ -144,7 +143,7 @@ def group_lines(comparison: Comparison) -> list[str]:
     groups = comparison.groups
     if groups is None:
         return [f"fates of groups: not available; {comparison.groups_missing}"]
-    lines = [f"{groups.changed:,} of {count_text(groups.compared, 'group')} changed fate"]
+    lines = [f"{groups.changed:,} of {plural(groups.compared, 'group')} changed fate"]
     return [*lines, groups.missing] if groups.missing else lines
 
 
@@ -189,12 +188,12 @@ def verdict(comparison: Comparison) -> str:
     neutral = effects.count(Effect.NONE)
     if neutral:
         parts.append(f"{neutral} neither")
-    figures = f"{count_text(len(effects), 'metric')} of the totals {'differs' if len(effects) == 1 else 'differ'}"
+    figures = f"{plural(len(effects), 'metric')} of the totals {'differs' if len(effects) == 1 else 'differ'}"
     return " · ".join(
         (
             figures + (f" ({', '.join(parts)})" if parts else ""),
-            count_text(len(comparison.steps) + len(comparison.only_a) + len(comparison.only_b), "step"),
-            count_text(len(comparison.settings), "setting"),
+            plural(len(comparison.steps) + len(comparison.only_a) + len(comparison.only_b), "step"),
+            plural(len(comparison.settings), "setting"),
         )
     )
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.rule import AuditRule
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.contracts.metrics import RATES, Metric
 from tokenaudit.explain.names import NameExplanation, Standing
 from tokenaudit.explain.step import StepReport, TakenGroup
 from tokenaudit.lifecycle.events import Fate, GroupExpired, MembersExpired, Where
-from tokenaudit.render.blocks import NOTHING, Block, Gap, Heading, Lines, Listing, Paragraph, count_text, share_text
+from tokenaudit.render.blocks import NOTHING, Block, Gap, Heading, Lines, Listing, Paragraph, share_text
 from tokenaudit.replay.ledger import Account
 
 _REPORT = "tokenaudit explain"
@@ -30,27 +30,27 @@ def _step_lines(report: StepReport) -> Iterator[str]:
     for task, account in report.row.accounts.items():
         parts = _counts(account, _OF_PUTS)
         if parts:
-            yield f"put        task {printable(task)}: {count_text(account.count(m.PUT_GROUPS), 'group')}, {parts}"
+            yield f"put        task {printable(task)}: {plural(account.count(m.PUT_GROUPS), 'group')}, {parts}"
     for task, asked in report.asked.items():
         groups = [group for group in report.taken if group.task == task]
         tokens = _batch_text(sum(group.tokens for group in groups), groups)
-        yield f"taken      task {printable(task)}: {len(groups)} of {count_text(asked, 'group')} asked for, {tokens}"
+        yield f"taken      task {printable(task)}: {len(groups)} of {plural(asked, 'group')} asked for, {tokens}"
         for group in groups[:_SHOWN_GROUPS]:
             yield f"             group {group.group_id}: staleness {group.age}, {_batch_text(group.tokens, [group])}"
         yield from _more(len(groups))
-    text = count_text(sum(isinstance(event, GroupExpired) for event in report.expired), "group")
+    text = plural(sum(isinstance(event, GroupExpired) for event in report.expired), "group")
     more = len({(one.task_name, one.group_id) for one in report.expired if isinstance(one, MembersExpired)})
     if more:
-        text += f", and more members of {count_text(more, 'group')} that waited as expired"
+        text += f", and more members of {plural(more, 'group')} that waited as expired"
     yield f"expired    {text}: {_counts(report.total, _OF_EXPIRED) or 'no token lost'}"
     for event in report.expired[:_SHOWN_GROUPS]:
         yield f"             task {printable(event.task_name)}, group {event.group_id}: {_expired_text(event)}"
     yield from _more(len(report.expired))
-    yield f"waits      {count_text(len(report.waiting), 'group')}"
+    yield f"waits      {plural(len(report.waiting), 'group')}"
     for waiting in report.waiting[:_SHOWN_GROUPS]:
         when = "never expires" if waiting.expires_at is None else f"expires at step {waiting.expires_at}"
         what = f"task {printable(waiting.task)}, group {waiting.group_id}"
-        yield f"             {what}: {waiting.status}, {count_text(waiting.tokens, 'token')}, {when}"
+        yield f"             {what}: {waiting.status}, {plural(waiting.tokens, 'token')}, {when}"
     yield from _more(len(report.waiting))
     dropped, parts = report.total.value(m.DROPPED_TOKENS), _counts(report.total, m.DROPPED_PARTS)
     yield f"dropped    {dropped:,} {m.DROPPED_TOKENS.name}" + (f" = {parts}" if parts else "")
@@ -75,21 +75,21 @@ def _counts(account: Account, metrics: Sequence[Metric]) -> str:
 
 def _batch_text(tokens: int, groups: Sequence[TakenGroup]) -> str:
     trained, stale = sum(group.trained for group in groups), sum(group.stale for group in groups)
-    return f"{count_text(tokens, 'token')}, {trained:,} trained, {stale:,} masked as stale"
+    return f"{plural(tokens, 'token')}, {trained:,} trained, {stale:,} masked as stale"
 
 
 def _expired_text(event: GroupExpired | MembersExpired) -> str:
     if isinstance(event, MembersExpired):
         why = " and ".join(sorted(set(event.reasons)))
-        lost = count_text(event.expired.tokens, "token")
+        lost = plural(event.expired.tokens, "token")
         return f"more members at {Where.REFRESH} of step {event.train_step}, by {why}, {Fate.RESET}, {lost} lost"
-    lost = count_text(event.lost_tokens, "token")
+    lost = plural(event.lost_tokens, "token")
     return f"at {event.where} of step {event.train_step}, by {event.reason}, {event.fate}, {lost} lost"
 
 
 def _more(count: int) -> Iterator[str]:
     if count > _SHOWN_GROUPS:
-        yield f"             … {count_text(count - _SHOWN_GROUPS, 'more group')}"
+        yield f"             … {plural(count - _SHOWN_GROUPS, 'more group')}"
 
 
 def rule_explanation(rule: AuditRule) -> NameExplanation:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tokenaudit.config.limits import setting_text
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.explain.losses import Cause, Place, bound_most
 from tokenaudit.explain.session import LogExplanation
 from tokenaudit.explain.trials import Figures, Trial, Trials
@@ -23,7 +23,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     share_text,
     value_text,
 )
@@ -114,7 +113,7 @@ def _cause_table(explanation: LogExplanation) -> Table:
         )
         for cause in causes[:_MOST_CAUSES]
     ]
-    for name, some in ((count_text(len(causes[_MOST_CAUSES:]), "more cause"), causes[_MOST_CAUSES:]), ("all", causes)):
+    for name, some in ((plural(len(causes[_MOST_CAUSES:]), "more cause"), causes[_MOST_CAUSES:]), ("all", causes)):
         if some:
             tokens = sum(cause.loss.tokens for cause in some)
             cells = ("", name, "", "", f"{tokens:,}", share_text(tokens, produced), "")
@@ -155,15 +154,13 @@ def _group_table(explanation: LogExplanation) -> Table:
         )
         for (task, group_id), loss in explanation.groups
     ]
-    caption = (
-        f"Groups that lost most, of {count_text(explanation.losing_groups, 'group')} that lost any, and what bound"
-    )
+    caption = f"Groups that lost most, of {plural(explanation.losing_groups, 'group')} that lost any, and what bound"
     fit = Fit(("group", "expired", "tokens lost", "longest", "setting", "in the end", "responses"))
     return Table(columns, rows, caption, fit=fit)
 
 
 def _method(trials: Trials) -> str:
-    made = f"{len(trials.trials)} of {count_text(trials.possible, 'change')} tried, each alone"
+    made = f"{len(trials.trials)} of {plural(trials.possible, 'change')} tried, each alone"
     share = share_text(trials.base.dropped, trials.base.produced)
     if trials.is_simulated:
         return f"How much each setting binds: {made}, in a simulation that drops {share} as configured."

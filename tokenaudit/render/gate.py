@@ -11,7 +11,7 @@ from tokenaudit import __version__
 from tokenaudit.compare.compare import setting_cells
 from tokenaudit.compare.exact import distinct_texts, number_text, plain_number
 from tokenaudit.compare.metric_values import total_value
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.contracts.metrics import OUTCOMES
 from tokenaudit.gate.report import (
     BY_DEFAULT,
@@ -37,7 +37,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     notice_lines,
     only,
 )
@@ -119,7 +118,7 @@ def baseline_line(result: Result) -> str:
     values = ((figure, total_value(result, figure)) for figure in OUTCOMES)
     outcomes = [f"{figure.name} {number_text(value, figure)}" for figure, value in values if value is not None]
     names = ", ".join(printable(entry.name) for entry in result.inputs)
-    covered = f"{count_text(len(result.steps), 'step')}, {count_text(len(result.tasks), 'task')}"
+    covered = f"{plural(len(result.steps), 'step')}, {plural(len(result.tasks), 'task')}"
     return f"{names}, {covered}, config {printable(result.config_source)}; {', '.join(outcomes)}"
 
 

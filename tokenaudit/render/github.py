@@ -7,12 +7,11 @@ from itertools import islice
 
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
-from tokenaudit.contracts.errors import printable, without_commands
+from tokenaudit.contracts.errors import plural, printable, without_commands
 from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit, gate
-from tokenaudit.render.blocks import count_text
 from tokenaudit.render.console import console_text
 
 MOST_ANNOTATIONS = 9
@@ -78,7 +77,7 @@ def _limited(level: str, annotations: Iterable[str], total: int, title: str, nou
     yield from shown
     more = total - len(shown)
     if more > 0:
-        yield _annotation(level, f"{count_text(more, f'more {noun}')} in the log of this step", {"title": title})
+        yield _annotation(level, f"{plural(more, f'more {noun}')} in the log of this step", {"title": title})
 
 
 def _annotation(level: str, text: str, properties: Mapping[str, str | None]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.explain.history import EntryKind, GroupHistory, HistoryEntry, Member, MemberOutcome
 from tokenaudit.lifecycle.buffer import ReplayPolicy
 from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh_version
-from tokenaudit.render.blocks import Block, Gap, Heading, Line, Lines, Listing, Paragraph, Phrase, Tone, count_text
+from tokenaudit.render.blocks import Block, Gap, Heading, Line, Lines, Listing, Paragraph, Phrase, Tone
 
 _BAR = 40
 """Columns of the bar of the longest response."""
@@ -58,12 +58,12 @@ def history_blocks(history: GroupHistory) -> Iterator[Block]:
 def _ending_text(history: GroupHistory) -> str:
     puts = sum(entry.kind is EntryKind.PUT for entry in history.entries)
     expired = 0 if history.loss is None else history.loss.expired
-    often = "never expired" if not expired else f"expired {count_text(expired, 'time')}"
-    return f"in the end: {history.ending or 'never held'}, after {count_text(puts, 'put')}; {often}"
+    often = "never expired" if not expired else f"expired {plural(expired, 'time')}"
+    return f"in the end: {history.ending or 'never held'}, after {plural(puts, 'put')}; {often}"
 
 
 def _tokens_text(history: GroupHistory) -> str:
-    text = f"{count_text(history.trained_tokens, 'token')} trained"
+    text = f"{plural(history.trained_tokens, 'token')} trained"
     loss = history.loss
     if loss is None or not loss.tokens:
         return f"{text}, none lost to a setting"
@@ -111,7 +111,7 @@ def _span_of(waiting: Sequence[HistoryEntry]) -> tuple[HistoryEntry, int | None]
 
 def _held_text(entry: HistoryEntry) -> str:
     tokens = sum(member.tokens for member in entry.members)
-    return f"{count_text(len(entry.members), 'response')}, {count_text(tokens, 'token')}"
+    return f"{plural(len(entry.members), 'response')}, {plural(tokens, 'token')}"
 
 
 def _entry_lines(entry: HistoryEntry, last: int | None, token_limit: int | None) -> Iterator[Line]:
@@ -141,7 +141,7 @@ def _entry_parts(entry: HistoryEntry) -> Iterator[str]:
     elif entry.expires_at is not None:
         yield f"expires at step {entry.expires_at} unless it leaves before"
     if entry.restarted_tokens:
-        yield f"{count_text(entry.restarted_tokens, 'held token')} not continued"
+        yield f"{plural(entry.restarted_tokens, 'held token')} not continued"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -154,7 +154,7 @@ def _why_lines(entry: HistoryEntry) -> Iterator[str]:
         outcome: sum(member.tokens for member in entry.members if member.outcome is outcome)
         for outcome in (MemberOutcome.RESET, MemberOutcome.STALE_LOST, MemberOutcome.FRESH_LOST, MemberOutcome.KEPT)
     }
-    yield ", ".join(f"{count_text(tokens, 'token')} {outcome}" for outcome, tokens in lost.items() if tokens)
+    yield ", ".join(f"{plural(tokens, 'token')} {outcome}" for outcome, tokens in lost.items() if tokens)
     if entry.fixed_at is not None and entry.fixed_at != entry.train_step:
         yield f"bound to expire now since its put at step {entry.fixed_at}"
     if entry.last_chance is not None:

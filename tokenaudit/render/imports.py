@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.importers.base import Context, Importer
 from tokenaudit.importers.write import Imports
 from tokenaudit.log.absent_columns import column_called
 from tokenaudit.log.writer import Row
-from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph, count_text
+from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph
 
 
 def formats_blocks(importers: Iterable[Importer]) -> Iterator[Block]:
@@ -47,7 +47,7 @@ def plan_blocks(
         first_put: the first put; None if there was none.
     """
     count, total = size
-    lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {count_text(total, 'byte')}"]
+    lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {plural(total, 'byte')}"]
     lines += [f"  {printable(name)}" for name in _names(files)]
     if count > len(files):
         lines.append(f"  and {count - len(files):,} more")
@@ -93,18 +93,18 @@ def _put(rows: Sequence[Row] | None) -> str:
     precision = ", ".join(dict.fromkeys(str(row.get("version_precision", "exact")) for row in rows))
     return (
         f"task {printable(first['task_name'])}, group {first['group_id']}, train step {first['train_step']}, "
-        f"{count_text(len(rows), 'response')}, {count_text(tokens, 'token')}, versions {precision}"
+        f"{plural(len(rows), 'response')}, {plural(tokens, 'token')}, versions {precision}"
     )
 
 
 def imports_text(imports: Imports) -> str:
     """What was imported, in one line."""
-    events = ", ".join(count_text(count, kind) for kind, count in imports.events.items())
+    events = ", ".join(plural(count, kind) for kind, count in imports.events.items())
     precisions = ", ".join(f"{name} ({count:,})" for name, count in imports.precisions.items())
     steps = (
         "" if imports.train_steps is None else f" · train steps {imports.train_steps[0]} to {imports.train_steps[1]}"
     )
     return (
-        f"{events} · {count_text(imports.responses, 'response')} · {count_text(imports.tokens, 'token')}{steps} · "
+        f"{events} · {plural(imports.responses, 'response')} · {plural(imports.tokens, 'token')}{steps} · "
         f"versions {precisions}"
     )

@@ -8,12 +8,11 @@ from xml.etree import ElementTree as ET
 from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rule import Severity
 from tokenaudit.compare.compare import setting_cells
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit
-from tokenaudit.render.blocks import count_text
 
 
 def gate_junit(report: GateReport) -> str:
@@ -71,7 +70,7 @@ def _rule_case(run: RuleRun, report: AuditReport, most: int) -> ET.Element:
         return case
     errors = run.new.get(Severity.ERROR, 0)
     if errors:
-        message = f"{count_text(errors, 'finding')}: {run.rule.meaning}"
+        message = f"{plural(errors, 'finding')}: {run.rule.meaning}"
         part = ET.SubElement(case, "failure", {"type": run.rule.name, "message": message})
     else:
         part = ET.SubElement(case, "system-out")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.log.overview import Overview, Span
-from tokenaudit.render.blocks import Block, Heading, Pairs, count_text, share_text
+from tokenaudit.render.blocks import Block, Heading, Pairs, share_text
 
 
 def overview_blocks(view: Overview) -> Iterator[Block]:
@@ -16,7 +16,7 @@ def overview_blocks(view: Overview) -> Iterator[Block]:
 
 
 def _pairs(view: Overview) -> Iterator[tuple[str, str]]:
-    yield "log", f"{view.name} ({count_text(view.files, 'file')}, {count_text(view.rows, 'row')})"
+    yield "log", f"{view.name} ({plural(view.files, 'file')}, {plural(view.rows, 'row')})"
     yield "content", view.content_hash
     yield "source", view.source or "not said"
     yield "config", "in the metadata" if view.has_config else "none in the metadata"
@@ -55,7 +55,7 @@ def _pairs(view: Overview) -> Iterator[tuple[str, str]]:
             + ("replay needs --quarantine" if view.groups else "there is no other to replay"),
         )
         for kind, rows in view.faults.items():
-            yield "fault", f"{kind}: {count_text(rows, 'row')}"
+            yield "fault", f"{kind}: {plural(rows, 'row')}"
 
 
 def _span(span: Span | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenaudit.compare.metric_values import Figure
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.contracts.metrics import Metric
 from tokenaudit.render.blocks import (
     Block,
@@ -21,7 +21,6 @@ from tokenaudit.render.blocks import (
     TableColumn,
     TableRow,
     Tone,
-    count_text,
     notice_lines,
     only,
     share_text,
@@ -71,7 +70,7 @@ def title(result: Result) -> str:
     """What was replayed or simulated, and under which config."""
     parts = [
         ", ".join(printable(entry.name) for entry in result.inputs),
-        count_text(sum(entry.rows for entry in result.inputs), "row"),
+        plural(sum(entry.rows for entry in result.inputs), "row"),
         result.timeline if result.simulation else f"{result.timeline} timeline",
         f"config: {printable(result.config_source)}",
     ]
@@ -80,12 +79,12 @@ def title(result: Result) -> str:
 
 def verdict(result: Result) -> str:
     """The steps of the run in one line, and what expired behind the last of them."""
-    steps = f"steps {result.selection}" if result.selection else count_text(len(result.steps), "step")
+    steps = f"steps {result.selection}" if result.selection else plural(len(result.steps), "step")
     expired = _sum(result.steps, m.EXPIRED_GROUPS)
     dropped = share_text(_sum(result.steps, m.DROPPED_TOKENS), _sum(result.steps, m.PRODUCED_TOKENS))
     parts = [
         steps,
-        f"{count_text(expired, 'group')} expired{_reasons(result.steps, expired)}",
+        f"{plural(expired, 'group')} expired{_reasons(result.steps, expired)}",
         f"{dropped} of produced tokens dropped",
     ]
     if not result.selection and count_of(result.totals, m.EXPIRED_GROUPS) != expired:
