@@ -111,7 +111,7 @@ def test_saved_results(log: Path, tmp_path: Path, run_cli: Run):
         (["one.json", "one.json", "--metrics", "droped_tokens"], "did you mean 'dropped_tokens'?"),
         (["one.json", "one.json", "--metrics", ","], "--metrics names none"),
         (["one.json", "one.json", "--top", "0"], "greater than or equal to 1"),
-        (["one.json", "one.json", "-o", "x.parquet"], "extensions: .json, .csv, .md, .markdown, .txt"),
+        (["one.json", "one.json", "-o", "x.parquet"], "extensions: .json, .csv, .jsonl, .md, .markdown, .txt"),
         (["one.json", "one.json", "-o", "one.json"], "overwrite what is being read"),
         (["one.json", "other.json"], "A and B come from different logs"),
         (["log.parquet", "one.toml"], "A is a log, where a config or a saved result is wanted\n  at: log.parquet\n"),
