@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from tokenaudit.config.model import Allowed, Buffer, Config, Gate, Mode, Policy, Section, Task, Timeline
+from tokenaudit.config.model import Allowed, Buffer, Config, Cost, Gate, Mode, Policy, Section, Task, Timeline
 from tokenaudit.config.toml import dotted, shown
 from tokenaudit.contracts.errors import Problem, nearest_hint
 from tokenaudit.lifecycle.buffer import ReplayPolicy
@@ -44,6 +44,7 @@ SECTIONS: dict[str, type[Section]] = {
     "buffer": Buffer,
     "policy": Policy,
     "gate": Gate,
+    "cost": Cost,
 }
 _ENUMS: dict[tuple[str, ...], type[StrEnum]] = {("mode",): Mode, ("buffer", "replay_policy"): ReplayPolicy}
 _HOMES = (

@@ -54,10 +54,10 @@ class Settings:
         config: the merged, valid config.
         origins: for every key of `dotted_items`: "default", "log metadata", "-s", or the config file's name.
         source: the base of the config, as messages call it; a file as the user would name it.
-        file: the config file in use, None without one. It may set [gate] only, over the log's metadata.
+        file: the config file in use, None without one. It may set [gate] and [cost] only, over the log's metadata.
         found_by: how `file` came to be used; None without one.
         overridden_tasks: tasks that nothing but `-s` names.
-        on_defaults: whether a config was looked for, and none was found that sets more than [gate].
+        on_defaults: whether a config was looked for, and none was found that sets more than [gate] and [cost].
     """
 
     config: Config
@@ -85,7 +85,7 @@ def load_settings(
 ) -> Settings:
     """The config of a run: `-s` over the config file over the log's metadata over the defaults.
 
-    A file that sets more than [gate] replaces the log's config as a whole, and so does a file that was named.
+    A file that sets more than [gate] and [cost] replaces the log's config as a whole; so does a file that was named.
 
     Args:
         config_path: the file named with `-c`; relative to `working_dir`.
@@ -119,7 +119,7 @@ def load_settings(
     if problems:
         raise ConfigError(problems)
     is_meant = isolated or config is not None or config_path is not None
-    is_found = any(layer.sets_more_than_gate for layer in layers)
+    is_found = any(layer.decides_a_run for layer in layers)
     return replace(_merged(layers, file), on_defaults=not is_meant and not is_found)
 
 
@@ -132,9 +132,9 @@ class _Layer:
     data: dict[str, Any]
 
     @property
-    def sets_more_than_gate(self) -> bool:
-        """Whether it is a config of a run, which `-s` alone isn't."""
-        return self.origin != OVERRIDE and bool(self.data.keys() - {"gate"})
+    def decides_a_run(self) -> bool:
+        """Whether it is a config of a run, which `-s`, [gate] and [cost] alone aren't."""
+        return self.origin != OVERRIDE and bool(self.data.keys() - {"gate", "cost"})
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong with it."""
@@ -163,7 +163,7 @@ class _File:
     @property
     def replaces_metadata(self) -> bool:
         """Whether the log's own config no longer counts."""
-        return self.found_by is FoundBy.GIVEN or self.layer.sets_more_than_gate
+        return self.found_by is FoundBy.GIVEN or self.layer.decides_a_run
 
 
 _REPLACES_METADATA = "-c FILE replaces the log's own config"

@@ -59,6 +59,7 @@ _Trigger = Annotated[int, *_whole(-1, hint=_TRIGGER_HINT)]
 _Time = Annotated[int, *_whole(0, _INT64_MAX, _US)]
 _Interval = Annotated[int, *_whole(1, _INT64_MAX, _US)]
 _Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), Allowed("a finite number, 0 or more")]
+_Price = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False), Allowed("a number from 0 to 1000000")]
 _Switch = Annotated[StrictBool, Allowed("true or false")]
 _TokenRuleOverride = Annotated[_Natural | Literal["off"] | None, _TOKEN_RULE]
 _TokenRule = Annotated[_Natural | None, BeforeValidator(lambda value: None if value == OFF else value), _TOKEN_RULE]
@@ -139,6 +140,17 @@ class Gate(Section):
     """Limits on metrics, one text each."""
 
 
+class Cost(Section):
+    """GPUs and their price: adds the GPU-hours that were lost, and decides nothing."""
+
+    rollout_gpus: _Positive | None = None
+    """GPUs that generate; colocated, those that generate and train in turns."""
+    train_gpus: _Positive | None = None
+    """GPUs that train beside them; a colocated run has none."""
+    usd_per_gpu_hour: _Price | None = None
+    """Price of one GPU for an hour, in US dollars."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
     """What holds for one task, with every inherited value filled in; fields as in `Policy` and `Task`.
@@ -175,6 +187,8 @@ class Config(Section):
     """What single tasks do differently, by task name."""
     gate: Gate = Gate()
     """Rules that `gate` judges."""
+    cost: Cost = Cost()
+    """GPUs and their price: adds the GPU-hours that were lost, and decides nothing."""
 
     def task_policy(self, task_name: str) -> TaskPolicy:
         """The policy of a task; a task the config does not name has the values of [policy]."""
@@ -226,9 +240,12 @@ def parse_config(data: Mapping[str, Any], source: str) -> Config:
 def resolved(config: Config) -> dict[str, Any]:
     """The config as plain JSON data, complete and in a fixed order; `parse_config` reads it back.
 
-    A [policy] without a token rule says "off"; a task holds only the policy keys it overrides.
+    A [policy] without a token rule says "off"; a task holds only the policy keys it overrides. Without any value in
+    [cost] there is no such section, as in what was saved before there was one.
     """
     data = config.model_dump(mode="json")
+    if config.cost == Cost():
+        del data["cost"]
     if data["policy"]["max_token_staleness"] is None:
         data["policy"]["max_token_staleness"] = OFF
     for task in data["tasks"].values():
@@ -317,6 +334,9 @@ EXAMPLES = {
     "sync_time_us": 2_000_000,
     "poll_interval_us": 1_000_000,
     "group_size": 8,
+    "rollout_gpus": 64,
+    "train_gpus": 32,
+    "usd_per_gpu_hour": 2.5,
 }
 """A value for every key that has no default."""
 

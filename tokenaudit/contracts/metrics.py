@@ -265,6 +265,13 @@ LEDGER_FATES = (
 )
 """Where tokens end."""
 
+NEVER_TRAINED = tuple(
+    metric
+    for metric in LEDGER_FATES
+    if metric not in (TRAINED_TOKENS, MASKED_SEMANTIC_TOKENS, HELD_TOKENS, IN_FLIGHT_TOKENS)
+)
+"""Ends of tokens that were meant for the loss, or whose response was, and that can no longer reach it."""
+
 DROPPED_PARTS = (RESET_TOKENS, DISCARDED_STALE_TOKENS, DISCARDED_FRESH_TOKENS, MASKED_STALE_TOKENS)
 """The parts of `DROPPED_TOKENS`."""
 

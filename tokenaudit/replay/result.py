@@ -14,6 +14,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.definitions import metric_definitions
 from tokenaudit.contracts.errors import Notice, Problem, UsageError, plural
 from tokenaudit.contracts.metrics import ROW_METRICS, Metric, Total
+from tokenaudit.replay.cost import RunCost
 from tokenaudit.replay.ledger import Account, Ledger, Row, combined
 from tokenaudit.replay.request import PromptOrder
 
@@ -132,6 +133,7 @@ class Result:
         metric_definitions: what each metric counts, by name; empty where a saved form doesn't say.
         intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
             readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
+        cost: what the whole run cost in vain; None where its config has no [cost].
     """
 
     kind: str
@@ -150,6 +152,7 @@ class Result:
     simulation: Simulation | None = None
     metric_definitions: dict[str, str] = field(default_factory=metric_definitions)
     intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
+    cost: RunCost | None = None
 
     def __repr__(self) -> str:
         produced, trained, dropped, expired = (

@@ -11,9 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tokenaudit.config.model import Cost
 from tokenaudit.contracts.definitions import definitions_of_fingerprint
 from tokenaudit.contracts.errors import Problem, ResultError
 from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit
+from tokenaudit.replay.cost import untrained_tokens
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
@@ -61,6 +63,8 @@ def result_to_json(result: Result) -> str:
     }
     if result.simulation is not None:
         envelope["simulation"] = asdict(result.simulation)
+    if result.cost is not None:
+        envelope["cost"] = result.cost.data()
     return json.dumps(envelope, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -104,7 +108,7 @@ def result_from_json(text: str, source: str) -> Result:
         raise _damaged(faults, source) from error
     if "metric_definitions" not in data:
         result = replace(result, metric_definitions=definitions_of_fingerprint(data.get("definitions")))
-    for faults in (_shape_faults(result), _sum_faults(result)):
+    for faults in (_shape_faults(result), _sum_faults(result), _cost_faults(result)):
         damage = _damaged(faults, source)
         if damage.problems:
             raise damage
@@ -244,6 +248,27 @@ def _account_faults(result: Result) -> Iterator[str]:
         together = sum(account.get(name, 0) for account in by_task)
         if together != tokens:
             yield f"{name} is {tokens}, and the tasks' are {together} together"
+
+
+def _cost_faults(result: Result) -> Iterator[tuple[str, str]]:
+    """Numbers of GPUs, prices and times that no run has, and tokens that the ledger doesn't add up to."""
+    cost, account = result.cost, result.ledger.get("total", {})
+    if cost is None:
+        return
+    try:
+        Cost(**{name: getattr(cost, name) for name in Cost.model_fields})
+    except ValidationError:
+        yield "cost", "GPUs or a price that no config can have"
+    for name in ("rollout_time_us", "trainer_wait_us"):
+        value = getattr(cost, name)
+        if value is not None and not (_is_whole(value) and value >= 0):
+            yield "cost", f"{name} is {value}"
+    for name, tokens in (
+        ("tokens", sum(account.get(metric.name, 0) for metric in LEDGER_SOURCES)),
+        ("untrained_tokens", untrained_tokens(account)),
+    ):
+        if getattr(cost, name) != tokens:
+            yield "cost", f"{name} is {getattr(cost, name)}, and the ledger's are {tokens}"
 
 
 def _adds_up(total: int | float, parts: Sequence[int | float]) -> bool:

@@ -11,22 +11,25 @@ from pathlib import Path
 from typing import Unpack
 
 from tokenaudit.config.loading import LOG_METADATA, Settings, check_overridden_tasks, load_settings
-from tokenaudit.config.model import resolved
+from tokenaudit.config.model import Config, resolved
 from tokenaudit.config.toml import OVERRIDE
-from tokenaudit.contracts.errors import LogError, Problem, ResultError, UsageError, shown
+from tokenaudit.contracts.errors import ConfigError, LogError, Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.cache import DigestCache
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, open_log
 from tokenaudit.log.overview import Overview, overview
 from tokenaudit.log.reading import read_digest
+from tokenaudit.log.recorded_times import recorded_times
 from tokenaudit.log.version_spans import NEWEST, newest_reading, uncertain_responses
+from tokenaudit.replay.cost import RunCost, run_cost, runs_otherwise
 from tokenaudit.replay.events import RunEvent
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.notices import counterfactual_notices, notices, settings_notices, span_notice
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
+from tokenaudit.replay.run_times import RunTimes, times_of_log
 from tokenaudit.replay.saved_result import result_from_json
 
 MOST_RESULT_BYTES = 2**28
@@ -202,7 +205,30 @@ def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None 
     warnings = [*result.warnings, *counterfactual_notices(result.coverage)]
     if newest is not None:
         warnings.append(span_notice(result, uncertain_responses(digest, newest)))
-    return replace(result, warnings=tuple(warnings))
+    return replace(result, warnings=tuple(warnings), cost=_cost(loaded, result))
+
+
+def _cost(loaded: LoadedLog, result: Result) -> RunCost | None:
+    """What a replayed run cost in vain, by the times of the log; None, and nothing is read, without a [cost]."""
+    log, digest, config = loaded.log, loaded.digest, loaded.settings.config
+
+    def times() -> RunTimes:
+        on_progress = loaded.request.stage(f"reading times of {log.name}", log.rows)
+        return times_of_log(digest.events, recorded_times(log, digest, on_progress), config)
+
+    counterfactual = result.coverage.counterfactual_tokens
+    is_for_simulation = runs_otherwise(config, _own_config(log), digest.tasks, counterfactual)
+    return run_cost(config, result.ledger["total"], times, is_for_simulation=is_for_simulation)
+
+
+def _own_config(log: Log) -> Config | None:
+    """The config in a log's metadata; None where it has none, or one that can't be used."""
+    if log.config_json is None:
+        return None
+    try:
+        return load_settings(working_dir=Path(), isolated=True, log_config=log.config_json).config
+    except ConfigError:
+        return None
 
 
 def load_result(path: Path | str) -> Result:

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import BinaryIO, Unpack
 
 from tokenaudit.config.loading import Settings, check_overridden_tasks
-from tokenaudit.config.model import Config, resolved, task_order
+from tokenaudit.config.model import Config, Mode, resolved, task_order
+from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import Notice, Problem, UsageError
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, is_workload, open_log, open_workload
+from tokenaudit.replay.cost import run_cost
 from tokenaudit.replay.events import RunEvent, StepClosed
 from tokenaudit.replay.ledger import count
 from tokenaudit.replay.notices import structure_notices
 from tokenaudit.replay.open_loop import last_step
 from tokenaudit.replay.request import Paths, PromptOrder, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_SIMULATE, Coverage, InputInfo, Result, Simulation, StuckTask, build_result
+from tokenaudit.replay.run_times import COLOCATED_WAIT, RunTimes
 from tokenaudit.replay.session import Run, config_source, no_collections, observed, read_for, settings_for
 from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEvent
 from tokenaudit.simulate.event_log import EventLogWriter
@@ -138,7 +141,7 @@ def simulate_loaded(
         else:
             with EventLogWriter(event_log, workload, run_config) as writer:
                 ledger = count(run.counted(writer), tasks)
-    return build_result(
+    result = build_result(
         ledger,
         kind=KIND_SIMULATE,
         inputs=[InputInfo(workload.name, workload.rows, workload.content_hash())],
@@ -161,6 +164,13 @@ def simulate_loaded(
             stuck=run.stuck,
         ),
     )
+    return replace(result, cost=run_cost(run_config, result.ledger["total"], lambda: _times(result, run_config)))
+
+
+def _times(result: Result, config: Config) -> RunTimes:
+    """How long a simulated run took; colocated, training takes no time, so that all of it is generating."""
+    wall, wait = (result.totals[metric.name] for metric in (m.WALL_TIME_US, m.TRAINER_WAIT_US))
+    return RunTimes(wall, None, "", COLOCATED_WAIT) if config.mode is Mode.COLOCATED else RunTimes(wall, wait)
 
 
 class _Run:
