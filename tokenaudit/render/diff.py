@@ -26,6 +26,7 @@ from tokenaudit.render.blocks import (
     only,
     share_text,
 )
+from tokenaudit.render.cost import cost_blocks
 
 _MOST_NAMES = 8
 _CHANGE_FIT = Fit(("A", "B", "change", "effect", "relative"), columns_hint=COLUMNS_HINT)
@@ -57,6 +58,7 @@ def diff_blocks(comparison: Comparison, *, all_figures: bool = False) -> Iterato
     if same:
         yield Paragraph(f"{plural(len(same), 'metric')} the same: {_names(same)}", Tone.FAINT, literal=True)
     yield Gap()
+    yield from cost_blocks(comparison.a.result.cost, comparison.b.result.cost)
     first, *why = divergence_lines(comparison)
     yield Paragraph(first, Tone.STRONG, literal=True)
     yield Lines(why, indent=2)

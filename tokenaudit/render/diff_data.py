@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,7 @@ from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Compariso
 from tokenaudit.compare.exact import plain_number
 from tokenaudit.compare.metric_values import FigureValue, Missing
 from tokenaudit.render.blocks import csv_cell, json_lines
+from tokenaudit.render.cost import cost_changes
 
 
 def diff_json(comparison: Comparison) -> str:
@@ -25,7 +27,8 @@ def diff_data(comparison: Comparison) -> dict[str, Any]:
     """The comparison as plain data. Steps hold what differs; a figure that a side doesn't know is "absent"."""
     divergence = comparison.divergence
     ranked_by = comparison.ranked_by
-    return {
+    costs = list(cost_changes(comparison.a.result.cost, comparison.b.result.cost))
+    data: dict[str, Any] = {
         "kind": KIND_DIFF,
         "schema_version": DIFF_SCHEMA_VERSION,
         "tool": f"tokenaudit {__version__}",
@@ -50,6 +53,16 @@ def diff_data(comparison: Comparison) -> dict[str, Any]:
         "groups": None if comparison.groups is None else asdict(comparison.groups),
         "groups_missing": comparison.groups_missing,
     }
+    if costs:
+        data["cost"] = {
+            name: {"a": plain_number(a), "b": plain_number(b), "change": plain_number(_difference(a, b))}
+            for name, a, b in costs
+        }
+    return data
+
+
+def _difference(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    return None if a is None or b is None else b - a
 
 
 def diff_csv(comparison: Comparison) -> str:
@@ -87,6 +100,7 @@ def _record(change: FigureChange) -> dict[str, Any]:
 
 
 def _side_data(side: Side) -> dict[str, Any]:
+    cost = side.result.cost
     return {
         "label": side.label,
         "kind": side.result.kind,
@@ -96,6 +110,7 @@ def _side_data(side: Side) -> dict[str, Any]:
         "steps": len(side.result.steps),
         "coverage": asdict(side.result.coverage),
         "warnings": [asdict(notice) for notice in side.result.warnings],
+        **({} if cost is None else {"cost": cost.data()}),
     }
 
 

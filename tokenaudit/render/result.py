@@ -25,6 +25,7 @@ from tokenaudit.render.blocks import (
     only,
     share_text,
 )
+from tokenaudit.render.cost import cost_lines
 from tokenaudit.render.result_tables import DROPPED_SHARE, count_of, dropped_share, of_run, step_table, task_table
 from tokenaudit.replay.result import EXPIRED_IDS, TAKEN_IDS, TRAIN_STEP, Result, RowData, intervals_text
 
@@ -41,6 +42,7 @@ def result_blocks(result: Result, *, by_task: bool = False, figures: Sequence[Fi
     summary = [
         Paragraph(verdict(result), Tone.STRONG, literal=True),
         *(Paragraph(line) for line in simulation_lines(result)),
+        *(Paragraph(line) for line in cost_lines(result.cost, of_run(result, ""))),
     ]
     yield from only(Form.DOCUMENT, *summary)
     if result.warnings:

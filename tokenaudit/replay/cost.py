@@ -120,6 +120,12 @@ def run_cost(
     )
 
 
+def held_gpus(config: Config) -> int | None:
+    """GPUs that a run holds as long as it takes; None where the config gives none."""
+    given = [config.cost.rollout_gpus, None if config.mode is Mode.COLOCATED else config.cost.train_gpus]
+    return sum(filter(None, given)) or None
+
+
 def untrained_tokens(ledger: Mapping[str, int]) -> int:
     """The tokens of an account that were never trained."""
     return sum(ledger.get(metric.name, 0) for metric in m.NEVER_TRAINED)

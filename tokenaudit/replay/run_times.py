@@ -107,9 +107,15 @@ def _span(events: Events, time: Int64s, is_known: np.ndarray[Any, np.dtype[np.bo
     is_put = events.kind == _PUT
     untimed = int((is_put & ~is_known).sum())
     if untimed:
-        raise _UnknownTimeError(f"{untimed} of {int(is_put.sum())} puts have no time_us")
+        raise _UnknownTimeError(_untimed_text(untimed, int(is_put.sum()), "put"))
     known = time[is_known]
     return int(known.max()) - int(known.min())
+
+
+def _untimed_text(untimed: int, events: int, noun: str) -> str:
+    if untimed == events:
+        return f"no {noun} of the log has time_us"
+    return f"{untimed:,} of {events:,} {noun}s have no time_us"
 
 
 def _check_order(marks: list[_Mark]) -> None:
@@ -119,7 +125,7 @@ def _check_order(marks: list[_Mark]) -> None:
         raise _UnknownTimeError("the log records no take")
     untimed = sum(mark.time is None for mark in takes)
     if untimed:
-        raise _UnknownTimeError(f"{untimed} of {len(takes)} takes have no time_us")
+        raise _UnknownTimeError(_untimed_text(untimed, len(takes), "take"))
     latest = 0
     for mark in marks:
         if mark.kind != _PUT and mark.time is not None:
