@@ -150,6 +150,11 @@ class Cost(Section):
     usd_per_gpu_hour: _Price | None = None
     """Price of one GPU for an hour, in US dollars."""
 
+    @property
+    def is_given(self) -> bool:
+        """Whether a config sets any of it."""
+        return self != Cost()
+
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
@@ -244,7 +249,7 @@ def resolved(config: Config) -> dict[str, Any]:
     [cost] there is no such section, as in what was saved before there was one.
     """
     data = config.model_dump(mode="json")
-    if config.cost == Cost():
+    if not config.cost.is_given:
         del data["cost"]
     if data["policy"]["max_token_staleness"] is None:
         data["policy"]["max_token_staleness"] = OFF

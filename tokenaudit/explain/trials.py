@@ -12,6 +12,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import Problem, TokenauditError, UsageError
 from tokenaudit.explain.losses import Losses, Place
 from tokenaudit.lifecycle.events import GroupPut
+from tokenaudit.replay.cost import HOUR_US, held_gpus
 from tokenaudit.replay.events import RunEvent
 from tokenaudit.replay.result import TRAIN_STEP, Result
 from tokenaudit.replay.session import LoadedLog, settings_for
@@ -95,6 +96,7 @@ class Trials:
         base: the run without a change, simulated or replayed in the same way.
         trials: the changes, those of the most costly setting first.
         possible: how many there are; more than `trials` where there wasn't time for all.
+        gpus: GPUs that the run holds as long as it takes; None where the config doesn't say.
     """
 
     is_simulated: bool
@@ -102,6 +104,13 @@ class Trials:
     base: Figures
     trials: tuple[Trial, ...]
     possible: int
+    gpus: int | None = None
+
+    def gpu_hours_saved(self, figures: Figures) -> Fraction | None:
+        """GPU-hours by which a simulated run ends earlier than the base run; None where that isn't known."""
+        if self.gpus is None or self.base.wall_time_us is None or figures.wall_time_us is None:
+            return None
+        return Fraction(self.gpus * (self.base.wall_time_us - figures.wall_time_us), HOUR_US)
 
     @property
     def best(self) -> Trial | None:
@@ -148,7 +157,8 @@ def tried(loaded: LoadedLog, replayed: Result, losses: Losses) -> Trials:
     for trial in chosen:
         on_progress(len(trials))
         trials.append(_made(trial, run))
-    return Trials(not not_simulated, not_simulated, figures_of(base), tuple(trials), len(wanted))
+    gpus = held_gpus(loaded.settings.config)
+    return Trials(not not_simulated, not_simulated, figures_of(base), tuple(trials), len(wanted), gpus)
 
 
 def figures_of(result: Result) -> Figures:

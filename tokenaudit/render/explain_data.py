@@ -64,8 +64,10 @@ def log_plain(explanation: LogExplanation) -> Plain:
         "losing_groups": explanation.losing_groups,
         "groups": [_group_data(key, loss) for key, loss in explanation.groups],
         "trials": _trials_data(explanation.trials),
-        "next": None if best is None else _trial_data(best),
+        "next": None if best is None else _trial_data(best, explanation.trials),
     }
+    if result.cost is not None:
+        data["cost"] = result.cost.data()
     return Plain("tokenaudit.explain.log", data, CAUSE_COLUMNS, causes)
 
 
@@ -110,11 +112,12 @@ def _trials_data(trials: Trials) -> dict[str, Any]:
         "not_simulated": trials.not_simulated,
         "possible": trials.possible,
         "base": asdict(trials.base),
-        "tried": [_trial_data(trial) for trial in trials.trials],
+        "tried": [_trial_data(trial, trials) for trial in trials.trials],
     }
 
 
-def _trial_data(trial: Trial) -> dict[str, Any]:
+def _trial_data(trial: Trial, trials: Trials) -> dict[str, Any]:
+    saved = None if trial.figures is None else trials.gpu_hours_saved(trial.figures)
     return {
         **_setting_data(trial.setting),
         "to": trial.value,
@@ -122,6 +125,7 @@ def _trial_data(trial: Trial) -> dict[str, Any]:
         "override": trial.override,
         "figures": None if trial.figures is None else asdict(trial.figures),
         "problem": trial.problem,
+        **({} if saved is None else {"gpu_hours_saved": float(saved)}),
     }
 
 

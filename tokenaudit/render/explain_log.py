@@ -17,6 +17,7 @@ from tokenaudit.render.blocks import (
     Fit,
     Gap,
     Heading,
+    Lines,
     Listing,
     Paragraph,
     Table,
@@ -26,6 +27,7 @@ from tokenaudit.render.blocks import (
     share_text,
     value_text,
 )
+from tokenaudit.render.cost import amount_text, cost_lines
 
 _MOST_CAUSES = 20
 _MICROSECONDS = 1_000_000
@@ -56,6 +58,7 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
     """
     yield Heading("tokenaudit explain", ", ".join(printable(entry.name) for entry in explanation.result.inputs))
     yield Paragraph(_answer(explanation), Tone.STRONG)
+    yield Lines(cost_lines(explanation.result.cost))
     yield Gap()
     if explanation.causes:
         yield _cause_table(explanation)
@@ -181,17 +184,20 @@ def _trial_table(trials: Trials) -> Table:
         TableColumn(m.TOKEN_STALENESS_P95.name),
         TableColumn("simulated time" if trials.is_simulated else "counterfactual"),
     ]
-    rows = [TableRow(("as configured", "", *_figure_cells(trials.base)))]
-    rows += [_trial_row(trial, len(columns)) for trial in trials.trials]
+    if trials.gpu_hours_saved(trials.base) is not None:
+        columns.append(TableColumn("GPU-hours saved"))
+    rows = [TableRow(("as configured", "", *_figure_cells(trials.base), "")[: len(columns)])]
+    rows += [_trial_row(trial, trials, len(columns)) for trial in trials.trials]
     priority = ("change", "of produced", m.DROPPED_TOKENS.name, "from", m.TRAINED_TOKENS.name)
     return Table(columns, rows, fit=Fit((*priority, *(one.name for one in columns if one.name not in priority))))
 
 
-def _trial_row(trial: Trial, cells: int) -> TableRow:
+def _trial_row(trial: Trial, trials: Trials, cells: int) -> TableRow:
     label, before = printable(trial.override), setting_text(trial.setting.value)
     if trial.figures is None:
         return TableRow((f"{label} ({printable(trial.problem)})", before, *[NOTHING] * (cells - 2)), Tone.FAINT)
-    return TableRow((label, before, *_figure_cells(trial.figures)))
+    saved = trials.gpu_hours_saved(trial.figures)
+    return TableRow((label, before, *_figure_cells(trial.figures), *([] if saved is None else [amount_text(saved)])))
 
 
 def _figure_cells(figures: Figures) -> tuple[str, ...]:

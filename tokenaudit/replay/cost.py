@@ -5,12 +5,12 @@ Times and tokens are integers; GPU-hours and prices are exact quotients of them,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from tokenaudit.config.model import Config, Cost, Mode, Policy
+from tokenaudit.config.model import Config, Mode, Policy
 from tokenaudit.contracts import metrics as m
 from tokenaudit.replay.run_times import RunTimes
 
@@ -89,33 +89,27 @@ class RunCost:
         return asdict(self) | {name: None if value is None else float(value) for name, value in self.amounts.items()}
 
 
-def run_cost(
-    config: Config, ledger: Mapping[str, int], times: Callable[[], RunTimes], *, is_for_simulation: bool = False
-) -> RunCost | None:
-    """The cost of a run; None where the config has no [cost].
+def run_cost(config: Config, ledger: Mapping[str, int], times: RunTimes, *, is_for_simulation: bool = False) -> RunCost:
+    """The cost of a run whose config has a [cost].
 
     Args:
         config: the config of the run.
         ledger: its account of all tokens, by name of `metrics.LEDGER_SOURCES` and `metrics.LEDGER_FATES`.
-        times: how long it took; called where it is needed.
+        times: how long it took.
         is_for_simulation: as in `RunCost`.
     """
     cost = config.cost
-    if cost == Cost():
-        return None
-    known = times()
+    is_colocated = config.mode is Mode.COLOCATED
     return RunCost(
         rollout_gpus=cost.rollout_gpus,
         train_gpus=cost.train_gpus,
         usd_per_gpu_hour=cost.usd_per_gpu_hour,
         tokens=sum(ledger[metric.name] for metric in m.LEDGER_SOURCES),
         untrained_tokens=untrained_tokens(ledger),
-        rollout_time_us=known.rollout_us,
-        trainer_wait_us=known.wait_us,
-        rollout_missing=_missing("rollout_gpus", cost.rollout_gpus, known.rollout_missing),
-        wait_missing=_missing(
-            "train_gpus", 0 if config.mode is Mode.COLOCATED else cost.train_gpus, known.wait_missing
-        ),
+        rollout_time_us=times.rollout_us,
+        trainer_wait_us=times.wait_us,
+        rollout_missing=_missing("rollout_gpus", cost.rollout_gpus is None, times.rollout_missing),
+        wait_missing=_missing("train_gpus", cost.train_gpus is None and not is_colocated, times.wait_missing),
         is_for_simulation=is_for_simulation,
     )
 
@@ -131,8 +125,8 @@ def untrained_tokens(ledger: Mapping[str, int]) -> int:
     return sum(ledger.get(metric.name, 0) for metric in m.NEVER_TRAINED)
 
 
-def _missing(key: str, gpus: int | None, of_times: str) -> str:
-    return "; ".join(filter(None, (f"the config has no cost.{key}" if gpus is None else "", of_times)))
+def _missing(key: str, is_key_missing: bool, of_times: str) -> str:
+    return "; ".join(filter(None, (f"the config has no cost.{key}" * is_key_missing, of_times)))
 
 
 def runs_otherwise(config: Config, recorded: Config | None, tasks: tuple[str, ...], counterfactual_tokens: int) -> bool:

@@ -16,6 +16,7 @@ from tokenaudit.config.toml import OVERRIDE
 from tokenaudit.contracts.errors import ConfigError, LogError, Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.log.cache import DigestCache
+from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log, open_log
 from tokenaudit.log.overview import Overview, overview
@@ -29,7 +30,7 @@ from tokenaudit.replay.notices import counterfactual_notices, notices, settings_
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.result import KIND_REPLAY, Coverage, InputInfo, Result, build_result
-from tokenaudit.replay.run_times import RunTimes, times_of_log
+from tokenaudit.replay.run_times import times_of_log
 from tokenaudit.replay.saved_result import result_from_json
 
 MOST_RESULT_BYTES = 2**28
@@ -49,12 +50,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """A log, its digest, the settings that go with it, and the request it was loaded for."""
+    """A log, its digest, the settings that go with it, and the request it was loaded for.
+
+    Attributes:
+        log: the opened log.
+        digest: what replay reads of it.
+        settings: the settings.
+        request: the request.
+        times: the time of every event, where they were read for a [cost].
+    """
 
     log: Log
     digest: Digest
     settings: Settings
     request: RunRequest
+    times: Int64s | None = None
 
     def __repr__(self) -> str:
         return f"LoadedLog({self.digest.summary()}; config from {config_source(self.settings)})"
@@ -95,7 +105,8 @@ def load_log(paths: Paths | RunRequest, **options: Unpack[RunOptions]) -> Loaded
     request = RunRequest.of(paths, options, "replay_log")
     log = open_log(request.paths)
     settings = settings_for(log, request)
-    return LoadedLog(log, digest_for(log, [settings], request), settings, request)
+    loaded = LoadedLog(log, digest_for(log, [settings], request), settings, request)
+    return replace(loaded, times=_event_times(loaded)) if settings.config.cost.is_given else loaded
 
 
 def settings_for(log: Log | None, request: RunRequest) -> Settings:
@@ -210,15 +221,23 @@ def replay_loaded(loaded: LoadedLog, observe: Callable[[RunEvent], None] | None 
 
 def _cost(loaded: LoadedLog, result: Result) -> RunCost | None:
     """What a replayed run cost in vain, by the times of the log; None, and nothing is read, without a [cost]."""
-    log, digest, config = loaded.log, loaded.digest, loaded.settings.config
-
-    def times() -> RunTimes:
-        on_progress = loaded.request.stage(f"reading times of {log.name}", log.rows)
-        return times_of_log(digest.events, recorded_times(log, digest, on_progress), config)
-
+    digest, config = loaded.digest, loaded.settings.config
+    if not config.cost.is_given:
+        return None
     counterfactual = result.coverage.counterfactual_tokens
-    is_for_simulation = runs_otherwise(config, _own_config(log), digest.tasks, counterfactual)
-    return run_cost(config, result.ledger["total"], times, is_for_simulation=is_for_simulation)
+    return run_cost(
+        config,
+        result.ledger["total"],
+        times_of_log(digest.events, _event_times(loaded), config),
+        is_for_simulation=runs_otherwise(config, _own_config(loaded.log), digest.tasks, counterfactual),
+    )
+
+
+def _event_times(loaded: LoadedLog) -> Int64s:
+    if loaded.times is not None:
+        return loaded.times
+    log = loaded.log
+    return recorded_times(log, loaded.digest, loaded.request.stage(f"reading the times of {log.name}", log.rows))
 
 
 def _own_config(log: Log) -> Config | None:

@@ -164,7 +164,9 @@ def simulate_loaded(
             stuck=run.stuck,
         ),
     )
-    return replace(result, cost=run_cost(run_config, result.ledger["total"], lambda: _times(result, run_config)))
+    if not run_config.cost.is_given:
+        return result
+    return replace(result, cost=run_cost(run_config, result.ledger["total"], _times(result, run_config)))
 
 
 def _times(result: Result, config: Config) -> RunTimes:
