@@ -12,6 +12,7 @@ from hypothesis import given
 from tests.conftest import examples
 from tests.oracles.slow_simulate import slow_entries
 from tests.simulate.simulated import Case, cases, config, prompts, ran, replayed_part, result_of
+from tokenaudit.config.model import Cost
 from tokenaudit.contracts.errors import LogError
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_from_json, result_to_json
@@ -22,10 +23,21 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 MANAGER_CASES = sorted(path.parent for path in GOLDEN.glob("*/workload.parquet"))
 
 
+GPUS = {"rollout_gpus": 64, "train_gpus": 32, "usd_per_gpu_hour": 2.5}
+
+
 def assert_same_run(simulated: Result, replayed: Result) -> None:
-    """What replay tells is the same, to the byte; so is where every token went."""
+    """What replay tells is the same, to the byte; so is where every token went, and what it cost in vain."""
     assert replayed_part(simulated) == replayed_part(replayed)
     assert simulated.ledger == replayed.ledger
+    assert simulated.cost is not None
+    assert simulated.simulation is not None
+    assert simulated.cost.rollout_time_us == simulated.totals["wall_time_us"]
+    if simulated.config["mode"] == "disaggregated":
+        assert simulated.cost.trainer_wait_us == simulated.totals["trainer_wait_us"]
+    # the log of a run that can't go on ends before the run does
+    if not simulated.simulation.stuck:
+        assert simulated.cost == replayed.cost
 
 
 @examples(3)
@@ -45,7 +57,8 @@ def test_a_run_is_replayed_from_its_event_log(case: Case):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sim.parquet"
         options = {"max_concurrency": case.max_concurrency, "with_groups": True}
-        simulated = result_of(case.rows, case.config, event_log=path, **options)
+        priced = case.config.model_copy(update={"cost": Cost(**GPUS)})
+        simulated = result_of(case.rows, priced, event_log=path, **options)
         replayed = replay_log(path, isolated=True, with_groups=True).result
     assert_same_run(simulated, replayed)
     assert result_from_json(result_to_json(simulated), "saved") == simulated
@@ -74,6 +87,7 @@ def test_a_response_too_long_for_an_event_log_is_told(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("case", MANAGER_CASES, ids=lambda path: path.name)
 def test_a_golden_run_is_replayed_from_its_event_log(case: Path, tmp_path: Path):
     log = tmp_path / "sim.parquet"
-    options = {"config_path": case / "config.toml", "isolated": True, "with_groups": True}
+    overrides = {"cost": GPUS}
+    options = {"config_path": case / "config.toml", "overrides": overrides, "isolated": True, "with_groups": True}
     simulated = simulate_workload(case / "workload.parquet", event_log=log, **options).result
     assert_same_run(simulated, replay_log(log, **options).result)

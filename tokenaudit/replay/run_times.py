@@ -36,7 +36,7 @@ class RunTimes:
     wait_missing: str = ""
 
 
-COLOCATED_WAIT = "colocated, training and rollouts take turns on the same GPUs"
+COLOCATED_WAIT = "training and rollouts take turns on the same GPUs"
 _NO_TIMES = "the log has no time_us"
 
 
