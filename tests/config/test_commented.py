@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 
 from tests.config.test_config import FULL
 from tokenaudit.config.commented import commented_toml
-from tokenaudit.config.model import Buffer, Config, Gate, Policy, Section, Task, Timeline, parse_config, resolved
+from tokenaudit.config.model import Buffer, Config, Cost, Gate, Policy, Section, Task, Timeline, parse_config, resolved
 from tokenaudit.config.trainers import NO_LIMIT, TRAINERS, trainer_named
 from tokenaudit.config.warnings import config_warnings
 from tokenaudit.contracts.errors import UsageError
 from tokenaudit.help.topics import TRAINERS as TRAINER_TOPICS
 
-SECTIONS: dict[str, type[Section]] = {"timeline": Timeline, "buffer": Buffer, "policy": Policy, "gate": Gate}
+SECTIONS: dict[str, type[Section]] = {
+    "timeline": Timeline,
+    "buffer": Buffer,
+    "policy": Policy,
+    "gate": Gate,
+    "cost": Cost,
+}
 
 
 def read(text: str) -> Config:
@@ -48,6 +54,7 @@ def test_keys_without_a_value_show_a_valid_one():
     assert (config.timeline.train_batch_size, config.timeline.steps) == (24, 30)
     assert config.tasks == {"NAME": Task(group_size=8)}
     assert set(tomllib.loads(text)["timeline"]) == set(Timeline.model_fields)
+    assert config.cost == Cost(rollout_gpus=64, train_gpus=32, usd_per_gpu_hour=2.5)
 
 
 def test_a_full_config_is_the_same_config_again():

@@ -56,6 +56,10 @@ max_token_staleness = "off"
 tail_batch_trigger_size = -1
 [gate]
 rules = ["expired_groups <= +5%"]
+[cost]
+rollout_gpus = 64
+train_gpus = 32
+usd_per_gpu_hour = 2
 """
 
 
@@ -133,6 +137,7 @@ def test_every_key_is_read():
             },
         },
         "gate": {"rules": ["expired_groups <= +5%"]},
+        "cost": {"rollout_gpus": 64, "train_gpus": 32, "usd_per_gpu_hour": 2.0},
     }
 
 
@@ -141,7 +146,7 @@ def test_a_config_never_changes():
         Config().policy.max_staleness = 3
 
 
-@pytest.mark.parametrize("name", ["timeline", "buffer", "policy", "tasks", "gate", "mode"])
+@pytest.mark.parametrize("name", ["timeline", "buffer", "policy", "tasks", "gate", "cost", "mode"])
 def test_every_key_has_a_one_line_description(name):
     field = Config.model_fields[name]
     section = {"tasks": Task}.get(name, field.annotation)
@@ -276,6 +281,18 @@ def test_factors_are_finite_and_not_negative(section, key, value):
             'mode is "colocate"; it must be "colocated" or "disaggregated"',
             "mode",
             "did you mean 'colocated'?",
+        ),
+        (
+            "cost.rollout_gpus = 0",
+            "rollout_gpus is 0; it must be a whole number from 1 to 2147483647",
+            "cost.rollout_gpus",
+            None,
+        ),
+        (
+            "cost.usd_per_gpu_hour = inf",
+            "usd_per_gpu_hour is inf; it must be a number from 0 to 1000000",
+            "cost.usd_per_gpu_hour",
+            None,
         ),
         (
             "mode = 3",
@@ -489,7 +506,7 @@ def test_null_is_refused_where_a_value_is_needed():
             '"x y".z = 1',
             'unknown section ["x y"]',
             '"x y"',
-            "keys: mode, timeline, buffer, policy, tasks, gate",
+            "keys: mode, timeline, buffer, policy, tasks, gate, cost",
         ),
     ],
 )
@@ -589,6 +606,14 @@ CONFIGS = st.fixed_dictionaries(
             max_size=3,
         ),
         "gate": st.fixed_dictionaries({}, optional={"rules": st.lists(NAMES, max_size=2)}),
+        "cost": st.fixed_dictionaries(
+            {},
+            optional={
+                "rollout_gpus": OPTIONAL_POSITIVE,
+                "train_gpus": OPTIONAL_POSITIVE,
+                "usd_per_gpu_hour": st.none() | st.floats(0, 1e6),
+            },
+        ),
     },
 )
 
@@ -602,6 +627,15 @@ def test_a_resolved_config_reads_back_the_same(data):
     assert json.dumps(resolved(again)) == text
     for name in (*config.tasks, "not named"):
         assert again.task_policy(name) == config.task_policy(name)
+
+
+def test_a_cost_without_any_value_is_left_out():
+    assert resolved(parse_config({"cost": {"train_gpus": None}}, "x")) == resolved(Config())
+    assert resolved(parse_config({"cost": {"train_gpus": 1}}, "x"))["cost"] == {
+        "rollout_gpus": None,
+        "train_gpus": 1,
+        "usd_per_gpu_hour": None,
+    }
 
 
 def test_resolved_starts_afresh_each_time():

@@ -141,6 +141,7 @@ def test_the_logs_own_config_is_the_base(load, as_text):
     [
         ("", (3, "log metadata"), METADATA),
         ('[gate]\nrules = ["a <= 0"]', (3, "log metadata"), METADATA),
+        ("[cost]\ntrain_gpus = 8", (3, "log metadata"), METADATA),
         ('mode = "disaggregated"', (0, "default"), "tokenaudit.toml"),
         ("[timeline]\nsteps = 3", (0, "default"), "tokenaudit.toml"),
         ("[buffer]", (0, "default"), "tokenaudit.toml"),
@@ -153,7 +154,7 @@ def test_the_logs_own_config_is_the_base(load, as_text):
         ),
     ],
 )
-def test_a_found_file_replaces_the_logs_config_unless_it_only_gates(work, load, found, expected, source):
+def test_a_found_file_replaces_the_logs_config_unless_it_only_gates_or_prices(work, load, found, expected, source):
     (work / "tokenaudit.toml").write_text(found)
     settings = load(log_config={"policy": {"max_staleness": 3}, "gate": {"rules": ["b <= 0"]}})
     assert staleness(settings) == expected
@@ -162,6 +163,8 @@ def test_a_found_file_replaces_the_logs_config_unless_it_only_gates(work, load, 
     if "[gate]" in found:
         assert settings.config.gate.rules == ("a <= 0",)
         assert settings.origins["gate.rules"] == "tokenaudit.toml"
+    if "[cost]" in found:
+        assert (settings.config.cost.train_gpus, settings.origins["cost.train_gpus"]) == (8, "tokenaudit.toml")
 
 
 def test_a_given_file_replaces_the_logs_config_even_if_it_only_gates(work, load):
