@@ -63,7 +63,7 @@ def test_waste_is_the_share_of_tokens_of_the_time_and_the_price_of_both(tmp_path
     cost = costed(tmp_path, rows, config=disaggregated())
     # group 2 failed, group 3 is one step too old at its put
     assert (cost.untrained_tokens, cost.tokens) == (6, 20)
-    assert (cost.rollout_time_us, cost.trainer_wait_us) == (100 * HOUR, 32 * HOUR)
+    assert (cost.rollout_us, cost.wait_us) == (100 * HOUR, 32 * HOUR)
     assert cost.amounts == {
         "rollout_gpu_hours": 6400,
         "untrained_gpu_hours": 6400 * Fraction(6, 20),
@@ -102,10 +102,10 @@ def test_steps_without_a_sync_begin_with_their_second_refresh(tmp_path: Path):
         at(50, put(group_id=2, train_step=2)),
         at(51, take(train_step=2)),
     ]
-    assert costed(tmp_path, rows, config=disaggregated(interval=2)).trainer_wait_us == 12 + 21
+    assert costed(tmp_path, rows, config=disaggregated(interval=2)).wait_us == 12 + 21
     del rows[4]
     cost = costed(tmp_path, rows, config=disaggregated(interval=2))
-    assert cost.trainer_wait_us is None
+    assert cost.wait_us is None
     missing = "a sync or a second refresh behind its take, with time_us"
     assert cost.wait_missing == f"nothing says when the training of step 1 ended: {missing}"
 
@@ -121,7 +121,7 @@ def test_nobody_waits_while_the_weights_of_an_empty_batch_move(tmp_path: Path):
         at(50, put(group_id=2, train_step=2)),
         at(51, take(train_step=2)),
     ]
-    assert costed(tmp_path, rows, config=disaggregated(interval=2)).trainer_wait_us == 12 + (45 - 5 - 30) + (51 - 45)
+    assert costed(tmp_path, rows, config=disaggregated(interval=2)).wait_us == 12 + (45 - 5 - 30) + (51 - 45)
     cost = costed(tmp_path, rows, config={"mode": "disaggregated"})
     assert cost.wait_missing == "step 2 had an empty batch, and the config has no timeline.sync_time_us"
     rows[5] = sync(train_step=2, model_step=1)
@@ -131,7 +131,7 @@ def test_nobody_waits_while_the_weights_of_an_empty_batch_move(tmp_path: Path):
 
 def test_the_batch_is_there_with_the_last_take_of_its_tasks(tmp_path: Path):
     rows = [at(0, put(group_id=1)), at(2, take(train_step=1)), at(9, take(train_step=1, task_name="other"))]
-    assert costed(tmp_path, rows, config=disaggregated()).trainer_wait_us == 9
+    assert costed(tmp_path, rows, config=disaggregated()).wait_us == 9
 
 
 def test_colocated_only_the_windows_of_rollouts_count(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_colocated_only_the_windows_of_rollouts_count(tmp_path: Path):
         at(60, take(train_step=2)),
     ]
     cost = costed(tmp_path, rows)
-    assert (cost.rollout_time_us, cost.trainer_wait_us) == (9 + 19, None)
+    assert (cost.rollout_us, cost.wait_us) == (9 + 19, None)
     assert cost.wait_missing == "training and rollouts take turns on the same GPUs"
     cost = costed(tmp_path, rows[1:2] + rows[3:])
     what = "nothing says when the rollouts of step 1 began: a refresh or a sync before their puts, with time_us"
@@ -225,7 +225,7 @@ def test_without_a_cost_nothing_is_read_and_nothing_is_saved(monkeypatch: pytest
     # times that were read serve every replay of the log
     assert with_cost.replay(overrides=(*GPUS, "tasks.code.max_token_staleness=2")) == costly
     assert costly.cost is not None
-    assert costly.cost.rollout_time_us == 1_650_771_588
+    assert costly.cost.rollout_us == 1_650_771_588
     with pytest.raises(AssertionError):
         loaded.replay(overrides=GPUS)
 
@@ -252,8 +252,8 @@ def test_a_saved_cost_reads_as_it_was(result: Result):
         ({"tokens": 5}, "tokens is 5, and the ledger's are 6596441"),
         ({"rollout_gpus": 0}, "GPUs or a price that no config can have"),
         ({"usd_per_gpu_hour": 1e300}, "GPUs or a price that no config can have"),
-        ({"rollout_time_us": -1}, "rollout_time_us is -1"),
-        ({"trainer_wait_us": 2**63}, "trainer_wait_us is 9223372036854775808"),
+        ({"rollout_us": -1}, "rollout_us is -1"),
+        ({"wait_us": 2**63}, "wait_us is 9223372036854775808"),
         ({"rollout_gpus": "64"}, "Input should be a valid integer"),
     ],
 )
@@ -274,4 +274,4 @@ def test_a_colocated_run_holds_the_gpus_that_generate():
 def test_no_token_and_no_time_cost_nothing():
     cost = RunCost(64, 32, None, 0, 0, 0, 0)
     assert list(cost.amounts.values()) == [0, 0, None, 0, None]
-    assert replace(cost, rollout_time_us=HOUR).rollout_gpu_hours == 64
+    assert replace(cost, rollout_us=HOUR).rollout_gpu_hours == 64

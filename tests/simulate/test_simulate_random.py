@@ -32,9 +32,9 @@ def assert_same_run(simulated: Result, replayed: Result) -> None:
     assert simulated.ledger == replayed.ledger
     assert simulated.cost is not None
     assert simulated.simulation is not None
-    assert simulated.cost.rollout_time_us == simulated.totals["wall_time_us"]
+    assert simulated.cost.rollout_us == simulated.totals["wall_time_us"]
     if simulated.config["mode"] == "disaggregated":
-        assert simulated.cost.trainer_wait_us == simulated.totals["trainer_wait_us"]
+        assert simulated.cost.wait_us == simulated.totals["trainer_wait_us"]
     # the log of a run that can't go on ends before the run does
     if not simulated.simulation.stuck:
         assert simulated.cost == replayed.cost

@@ -27,8 +27,8 @@ class RunCost:
         usd_per_gpu_hour: price of one of them; None if it doesn't say.
         tokens: tokens that came in, produced or carried in.
         untrained_tokens: those of them that ended as `metrics.NEVER_TRAINED`.
-        rollout_time_us: as in `RunTimes`.
-        trainer_wait_us: as in `RunTimes`.
+        rollout_us: as in `RunTimes`.
+        wait_us: as in `RunTimes`.
         rollout_missing: what the GPU-hours of rollouts lack; empty where they are known.
         wait_missing: what those of the trainer lack.
         is_for_simulation: whether the times are those of a log that this config would have run otherwise.
@@ -39,8 +39,8 @@ class RunCost:
     usd_per_gpu_hour: float | None
     tokens: int
     untrained_tokens: int
-    rollout_time_us: int | None
-    trainer_wait_us: int | None
+    rollout_us: int | None
+    wait_us: int | None
     rollout_missing: str = ""
     wait_missing: str = ""
     is_for_simulation: bool = False
@@ -48,9 +48,9 @@ class RunCost:
     @property
     def rollout_gpu_hours(self) -> Fraction | None:
         """GPU-hours of all rollouts."""
-        if self.rollout_gpus is None or self.rollout_time_us is None:
+        if self.rollout_gpus is None or self.rollout_us is None:
             return None
-        return Fraction(self.rollout_gpus * self.rollout_time_us, HOUR_US)
+        return Fraction(self.rollout_gpus * self.rollout_us, HOUR_US)
 
     @property
     def untrained_gpu_hours(self) -> Fraction | None:
@@ -61,9 +61,9 @@ class RunCost:
     @property
     def wait_gpu_hours(self) -> Fraction | None:
         """GPU-hours in which the trainer waited."""
-        if self.train_gpus is None or self.trainer_wait_us is None:
+        if self.train_gpus is None or self.wait_us is None:
             return None
-        return Fraction(self.train_gpus * self.trainer_wait_us, HOUR_US)
+        return Fraction(self.train_gpus * self.wait_us, HOUR_US)
 
     def usd(self, gpu_hours: Fraction | None) -> Fraction | None:
         """The price of GPU-hours, in US dollars."""
@@ -106,8 +106,8 @@ def run_cost(config: Config, ledger: Mapping[str, int], times: RunTimes, *, is_f
         usd_per_gpu_hour=cost.usd_per_gpu_hour,
         tokens=sum(ledger[metric.name] for metric in m.LEDGER_SOURCES),
         untrained_tokens=untrained_tokens(ledger),
-        rollout_time_us=times.rollout_us,
-        trainer_wait_us=times.wait_us,
+        rollout_us=times.rollout_us,
+        wait_us=times.wait_us,
         rollout_missing=_missing("rollout_gpus", cost.rollout_gpus is None, times.rollout_missing),
         wait_missing=_missing("train_gpus", cost.train_gpus is None and not is_colocated, times.wait_missing),
         is_for_simulation=is_for_simulation,

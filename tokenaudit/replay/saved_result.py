@@ -259,7 +259,7 @@ def _cost_faults(result: Result) -> Iterator[tuple[str, str]]:
         Cost(**{name: getattr(cost, name) for name in Cost.model_fields})
     except ValidationError:
         yield "cost", "GPUs or a price that no config can have"
-    for name in ("rollout_time_us", "trainer_wait_us"):
+    for name in ("rollout_us", "wait_us"):
         value = getattr(cost, name)
         if value is not None and not (_is_whole(value) and value >= 0):
             yield "cost", f"{name} is {value}"
