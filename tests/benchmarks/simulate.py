@@ -13,8 +13,9 @@ import numpy as np
 
 from tokenaudit.config.loading import Settings
 from tokenaudit.config.model import Config, parse_config
+from tokenaudit.log.columns import lists
 from tokenaudit.log.files import Log
-from tokenaudit.log.semantic_masks import no_masks
+from tokenaudit.log.semantic_masks import masks_of
 from tokenaudit.replay.request import RunRequest
 from tokenaudit.simulate.session import LoadedWorkload, simulate_loaded
 from tokenaudit.simulate.workload import ResponseColumns, Workload, grouped_by_task
@@ -36,7 +37,7 @@ def workload(responses: int) -> Workload:
         failed=np.zeros(responses, dtype=np.bool_),
         filtered=random.random(responses) < 0.002,
     )
-    tasks = grouped_by_task(np.zeros(responses, dtype=np.int64), ["math"], columns, no_masks(responses))
+    tasks = grouped_by_task(np.zeros(responses, dtype=np.int64), ["math"], columns, masks_of(lists(None, responses)))
     return Workload("benchmark", responses, tasks)
 
 

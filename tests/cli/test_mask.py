@@ -167,7 +167,7 @@ def test_what_is_not_there_is_2_and_leaves_no_file(run_cli, log: Path, arguments
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("masks.csv", "written as Parquet"), ("none/masks.parquet", "isn't there"), ("log.parquet", "overwrite")],
+    [("masks.csv", "extensions: .parquet"), ("none/masks.parquet", "isn't there"), ("log.parquet", "overwrite")],
 )
 def test_outputs_that_are_refused(run_cli, log: Path, output: str, message: str):
     ran = run_cli("mask", log, "-o", output)

@@ -288,7 +288,7 @@ def test_the_config_is_not_overwritten(command: str, name: str, run_cli: Any, tm
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-o", "workload.csv"], "-o must name a .parquet file"),
+        (["-o", "workload.csv"], "extensions: .parquet"),
         (["-o", "w.parquet", "--token-time-us", "0"], "should be greater than or equal to 1"),
         ([], "Missing option"),
     ],

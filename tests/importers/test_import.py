@@ -122,7 +122,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
     ("arguments", "message"),
     [
         (["mine.jsonl"], "-o is missing"),
-        (["mine.jsonl", "-o", "log.json"], "-o names no .parquet file"),
+        (["mine.jsonl", "-o", "log.json"], "extensions: .parquet"),
         (["mine.jsonl", "-o", "no/log.parquet"], "create no first"),
         ([], "nothing to import"),
         (["nothing", "-o", "log.parquet"], "there is no such file or folder"),
@@ -138,7 +138,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
             "takes 'a' and 'b' for group",
         ),
         (["empty", "-o", "log.parquet"], "extensions: .csv, .jsonl, .parquet, .pt, .pth"),
-        (["mine.jsonl", "-o", f"{'x' * 250}.parquet"], "error: File name too long"),
+        (["mine.jsonl", "-o", f"{'x' * 250}.parquet"], "File name too long"),
         (["odd.jsonl", "-o", "log.parquet"], "logprobs is 3"),
         (["odd.jsonl", "-o", "log.parquet"], "task_name is '\\ud800'"),
         (["odd.jsonl", "-o", "log.parquet"], "logprobs is {'a': 1}"),

@@ -279,7 +279,7 @@ def test_runs_split_at_masks_tell_masks_and_versions(responses: list[list[tuple[
 
 
 @pytest.mark.parametrize(
-    ("output", "message"), [("small.csv", "written as Parquet"), ("none/small.parquet", "isn't there")]
+    ("output", "message"), [("small.csv", "extensions: .parquet"), ("none/small.parquet", "isn't there")]
 )
 def test_outputs_that_are_refused(run_cli, output: str, message: str):
     ran = run_cli("compact", SAMPLE, "-o", output)

@@ -69,12 +69,13 @@ class Case:
         }
         if config is not None:
             policies = [config.task_policy(task) for task in table.used_tasks]
+            is_retryable = [config.expiry_policy(task).retryable for task in table.used_tasks]
             timeline = config.timeline
             facts |= {
                 Fact.GROUP_SIZE: any(policy.group_size is not None for policy in policies),
                 Fact.TOKEN_RULE: any(policy.max_token_staleness is not None for policy in policies),
-                Fact.RETRY: any(policy.retryable for policy in policies),
-                Fact.NO_RETRY: any(not policy.retryable for policy in policies),
+                Fact.RETRY: any(is_retryable),
+                Fact.NO_RETRY: not all(is_retryable),
                 Fact.STEPS: timeline.steps is not None and timeline.train_batch_size is not None,
             }
         columns = self.files.log.columns if self.files.log else ()

@@ -20,7 +20,6 @@ from tokenaudit.cli.options import (
     QuietOption,
     TokenTimeOption,
     VerboseOption,
-    parquet_output,
     run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
@@ -43,7 +42,7 @@ def compact(
     from tokenaudit.replay.notices import quarantine_notices
     from tokenaudit.replay.session import check_left, read_for
 
-    check_outputs([parquet_output(output, "logs")], log)
+    check_outputs([output], log, ("parquet",))
     request = run_request(log, quarantine=quarantine, cache=cache)
     opened = open_log(log)
     digest = read_for(opened, request)
@@ -76,9 +75,7 @@ def workload(
     from tokenaudit.simulate.session import load_workload
     from tokenaudit.simulate.workload_files import write_workload
 
-    if output.suffix.lower() != ".parquet":
-        raise UsageError(Problem("-o must name a .parquet file", str(output), "such as -o workload.parquet"))
-    check_outputs([output], log)
+    check_outputs([output], log, ("parquet",))
     if is_workload(log):
         where = ", ".join(map(str, log))
         raise UsageError(Problem("this is a workload already", where, "give it to tokenaudit simulate"))

@@ -210,13 +210,13 @@ def _judged_run(request: RunRequest) -> _Run:
 
 def _report_baseline(path: Path, result: Result, fault: str | None, code: int) -> int:
     """Say whether the run became the baseline and what it holds, and give the exit code."""
-    from tokenaudit.cli.output import in_render
     from tokenaudit.gate.report import COULD_NOT_JUDGE, PASS
+    from tokenaudit.render.gate import baseline_line
 
     if fault is not None:
         streams.show_problems([Problem(f"no baseline written: {fault}", str(path), "mend that first")])
         return code or COULD_NOT_JUDGE
-    streams.note(f"note: baseline written to {path}: {in_render('gate.baseline_line')(result)}")
+    streams.note(f"note: baseline written to {path}: {baseline_line(result)}")
     return PASS
 
 

@@ -110,14 +110,11 @@ def _renamed(importer: Importer, pairs: list[str]) -> dict[str, str]:
 
 
 def _checked_output(output: Path | None, files: list[Path], force: bool) -> Path:
+    from tokenaudit.cli.output import check_outputs
+
     if output is None:
         raise UsageError(Problem("-o is missing", None, "name the log to write, such as -o rollouts.parquet"))
-    if output.suffix.lower() != ".parquet" or output.is_dir():
-        raise UsageError(Problem("-o names no .parquet file", str(output), "such as -o rollouts.parquet"))
-    if not output.parent.is_dir():
-        raise UsageError(Problem("-o names a folder that isn't there", str(output), f"create {output.parent} first"))
-    if output.resolve() in {path.resolve() for path in files}:
-        raise UsageError(Problem("-o would overwrite what is being read", str(output), "choose another name"))
+    check_outputs([output], files, ("parquet",))
     if output.exists() and not force:
         raise UsageError(Problem("the file is there already", str(output), "choose another name, or --force"))
     return output

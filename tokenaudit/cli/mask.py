@@ -19,7 +19,6 @@ from tokenaudit.cli.options import (
     TimelineOption,
     VerboseOption,
     note_config,
-    parquet_output,
     run_request,
     step_range,
 )
@@ -61,7 +60,7 @@ def mask(
     selected = None if step is None else step_range("--step", step)
     from tokenaudit.cli.output import check_outputs
 
-    check_outputs([parquet_output(output, "masks")], log if config is None else [*log, config])
+    check_outputs([output], log if config is None else [*log, config], ("parquet",))
     from tokenaudit.masks.backends import choose_backend
     from tokenaudit.masks.plan import Selection
     from tokenaudit.masks.session import mask_log

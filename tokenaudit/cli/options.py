@@ -294,14 +294,3 @@ def command_text(request: RunRequest, command: Sequence[str]) -> str:
     options += [part for text in request.overrides for part in ("-s", text)]
     options += [flag for flag in ("--isolated", "--quarantine") if flag in flags_for_logs(request)]
     return shlex.join(["tokenaudit", *command, *options])
-
-
-def parquet_output(path: Path, what: str) -> Path:
-    """The file to write, which is Parquet.
-
-    Raises:
-        UsageError: its name says otherwise.
-    """
-    if path.suffix.lower() != ".parquet":
-        raise UsageError(Problem(f"{what} are written as Parquet", str(path), "name a file that ends in .parquet"))
-    return path

@@ -129,7 +129,7 @@ def outcomes_of_ids(result: Result, config: Config) -> pl.DataFrame | None:
         Ending.TRAINED
         if key in taken
         else Ending.NOT_TRAINED
-        if config.task_policy(key[0]).retryable
+        if config.expiry_policy(key[0]).retryable
         else Ending.DISCARDED
         for key in keys
     ]

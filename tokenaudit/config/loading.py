@@ -21,6 +21,7 @@ from tokenaudit.config.toml import (
     shown,
 )
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
+from tokenaudit.contracts.files import from_folder
 
 FILE_NAME = "tokenaudit.toml"
 """The config file that is found without being named."""
@@ -260,12 +261,6 @@ def _metadata_layer(log_config: str | Mapping[str, Any]) -> _Layer:
     return _Layer(LOG_METADATA, source, dict(data))
 
 
-def _display(path: Path, working_dir: Path) -> str:
-    """A found file as the user would name it."""
-    absolute, folder = path.absolute(), working_dir.absolute()
-    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
-
-
 def _is_there(path: Path) -> bool:
     """Whether the name is taken; what isn't a readable file is reported when it is read, not passed over."""
     try:
@@ -285,12 +280,12 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
         places = {FoundBy.BESIDE_LOG: working_dir / log_dir / FILE_NAME} | places
     for found_by, path in places.items():
         if _is_there(path):
-            source = _display(path, working_dir)
+            source = str(from_folder(path, working_dir))
             return _File(path, found_by, _Layer(path.name, source, read_toml(path, source)))
     folder = working_dir.absolute()
     for path in (parent / _PYPROJECT for parent in (folder, *folder.parents)):
         if _is_there(path):
-            table = _find_table(path, _display(path, working_dir))
+            table = _find_table(path, str(from_folder(path, working_dir)))
             if table is not None:
                 return _File(path, FoundBy.PYPROJECT, table)
     return None

@@ -171,11 +171,6 @@ class TaskPolicy:
     weight: float = 1.0
     group_size: int | None = None
 
-    @property
-    def retryable(self) -> bool:
-        """Whether an expired group is generated again instead of discarded."""
-        return self.tail_batch_trigger_size >= 0
-
 
 class Config(Section):
     """Everything that decides a replay or a simulation."""

@@ -149,7 +149,8 @@ def _tail_batch_zero(policy: TaskPolicy, interval: int) -> tuple[str, str] | Non
 def _partial_rollout_restarts(policy: TaskPolicy, interval: int) -> tuple[str, str] | None:
     if not policy.enable_partial_rollout or token_stale_threshold(policy.max_token_staleness, interval) != 1:
         return None
-    fate = "always restarts from no tokens" if policy.retryable else "is always discarded with its group"
+    is_discarded = policy.tail_batch_trigger_size == -1
+    fate = "is always discarded with its group" if is_discarded else "always restarts from no tokens"
     return (
         "enable_partial_rollout with max_token_staleness 0 and sync_weights_interval 1",
         f"an aborted response is entirely stale at the next step and {fate}, so partial rollout saves no GPU time",

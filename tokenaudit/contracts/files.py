@@ -52,6 +52,12 @@ def named_twice(paths: Sequence[Path], whole: str) -> Iterator[Problem]:
         seen.add(place)
 
 
+def from_folder(path: Path, folder: Path) -> Path:
+    """A path as it is written from a folder that it lies in; as it is where it lies elsewhere."""
+    absolute, folder = path.absolute(), folder.absolute()
+    return absolute.relative_to(folder) if absolute.is_relative_to(folder) else path
+
+
 def from_repository_root(path: str) -> str:
     """A path from the root of the repository, which CI systems want; as it is where it lies elsewhere.
 

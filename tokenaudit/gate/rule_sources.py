@@ -9,6 +9,7 @@ from tokenaudit.config.loading import DEFAULT, LOG_METADATA, Settings, load_sett
 from tokenaudit.config.model import parse_config
 from tokenaudit.config.toml import OVERRIDE, quoted
 from tokenaudit.contracts.errors import ConfigError, Problem, RuleError
+from tokenaudit.contracts.files import from_folder
 from tokenaudit.gate.grammar import parse_rule
 from tokenaudit.gate.report import LocatedRule, Origin
 from tokenaudit.replay.result import Result
@@ -61,7 +62,7 @@ def _of_settings(settings: Settings, working_dir: Path) -> list[_Written]:
     source = settings.origins["gate.rules"]
     if settings.file is None or source in (DEFAULT, LOG_METADATA, OVERRIDE):
         return [(text, Origin(source)) for text in rules]
-    shown = _display(settings.file, working_dir)
+    shown = from_folder(settings.file, working_dir).as_posix()
     lines = rule_lines(settings.file.read_text(encoding="utf-8-sig"), rules)
     return [(text, Origin(settings.file.name, shown, line)) for text, line in zip(rules, lines, strict=True)]
 
@@ -82,12 +83,6 @@ def rule_lines(text: str, rules: Iterable[str]) -> list[int]:
 
 def _holds(line: str, spellings: Iterable[str]) -> bool:
     return not line.lstrip().startswith("#") and any(spelling in line for spelling in spellings)
-
-
-def _display(path: Path, working_dir: Path) -> str:
-    """A file as an annotation names it: from the working folder, with slashes."""
-    absolute, folder = path.absolute(), working_dir.absolute()
-    return (absolute.relative_to(folder) if absolute.is_relative_to(folder) else path).as_posix()
 
 
 def _parsed(written: Iterable[_Written]) -> list[LocatedRule]:

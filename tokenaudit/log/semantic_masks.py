@@ -104,12 +104,6 @@ def joined(parts: Sequence[SemanticMasks]) -> SemanticMasks:
     )
 
 
-def no_masks(responses: int) -> SemanticMasks:
-    """Masks that are all ones."""
-    nothing = np.zeros(0, dtype=np.int64)
-    return SemanticMasks(np.zeros(responses + 1, dtype=np.int64), nothing, np.zeros(0, dtype=np.bool_))
-
-
 class RunMasks(NamedTuple):
     """The masks that follow from the recorded version runs of R rows.
 

@@ -94,14 +94,9 @@ def _verdict_lines(verdict: Verdict) -> Iterator[Line]:
     yield from (f"{'':<12}{line}" for line in (statement(verdict), *details(verdict)))
 
 
-def improvements(report: GateReport) -> list[Verdict]:
-    """Verdicts whose figure is better than the baseline's."""
-    return [verdict for verdict in report.verdicts if verdict.has_improved]
-
-
 def improvement_line(report: GateReport) -> str:
     """What got better, in one line; empty where nothing did."""
-    better = improvements(report)
+    better = [verdict for verdict in report.verdicts if verdict.has_improved]
     if not better:
         return ""
     return f"better than the baseline, which can be tightened: {'; '.join(map(_improvement, better))}"
