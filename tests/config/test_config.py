@@ -202,7 +202,7 @@ def test_a_task_can_override_with_values_that_are_false():
 
 @pytest.mark.parametrize(("trigger", "retryable"), [(-1, False), (0, True), (6, True)])
 def test_retryable(trigger, retryable):
-    assert toml(f"[policy]\ntail_batch_trigger_size = {trigger}").task_policy("any").retryable is retryable
+    assert toml(f"[policy]\ntail_batch_trigger_size = {trigger}").expiry_policy("any").retryable is retryable
 
 
 @pytest.mark.parametrize(
