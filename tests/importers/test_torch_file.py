@@ -26,7 +26,7 @@ import torch
 
 from tests.conftest import ROOT
 from tokenaudit.contracts.errors import SourceError, shown
-from tokenaudit.importers.dumps import ARRAYS
+from tokenaudit.importers.dumps import ARRAYS, is_table, row_of, width_of
 from tokenaudit.importers.pickles.source import LazyBytes, LazyText
 from tokenaudit.importers.pickles.torch_file import TorchFile
 from tokenaudit.importers.pickles.values import LazyList, Limits, OpaqueObject
@@ -507,3 +507,82 @@ def test_random_damage_is_refused_or_read_and_never_crashes(tmp_path: Path):
             continue
     # The peak is that of the whole process: other tests may have taken more before.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= max(before, 4_000_000)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bfloat16, torch.bool])
+def test_rows_of_nested_tensors_come_back(layout: torch.layout, kind: torch.dtype, tmp_path: Path):
+    rows = [torch.arange(size).to(kind) for size in (3, 0, 5, 1)]
+    torch.save({"x": torch.nested.nested_tensor(rows, layout=layout)}, tmp_path / "x.pt")
+    table = load(tmp_path / "x.pt")["x"]
+    assert is_table(table)
+    assert (table.shape[0], [width_of(table, index) for index in range(4)]) == (4, [3, 0, 5, 1])
+    assert [row_of(table, index, 2).tolist() for index in range(4)] == [row[:2].tolist() for row in rows]
+
+
+def test_rows_of_a_narrowed_nested_tensor_have_their_own_lengths(tmp_path: Path):
+    base = torch.arange(24).reshape(3, 8)
+    narrowed = torch.nested.narrow(base, 1, torch.tensor([1, 0, 4]), torch.tensor([2, 3, 4]), layout=torch.jagged)
+    torch.save(narrowed, tmp_path / "x.pt")
+    table = load(tmp_path / "x.pt")
+    assert [row_of(table, index, 9).tolist() for index in range(3)] == [[1, 2], [8, 9, 10], [20, 21, 22, 23]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_more_axes_are_opaque(tmp_path: Path):
+    rows = [torch.zeros(2, 3), torch.zeros(4, 3)]
+    for layout in (torch.jagged, torch.strided):
+        torch.save(torch.nested.nested_tensor(rows, layout=layout), tmp_path / "x.pt")
+        assert isinstance(load(tmp_path / "x.pt"), OpaqueObject)
+
+
+class Nested:
+    """Pickles itself as a nested tensor of these parts."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        from torch.nested._internal.nested_tensor import _rebuild_njt
+
+        return torch._tensor._rebuild_from_type_v2, (_rebuild_njt, torch.Tensor, (self.parts,), {})
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lengths", "row"),
+    [([0, 3, 2], None, 1), ([0, 2, 9], None, 1), ([-1, 2], None, 0), ([0, 2**62], None, 0), ([0, 2, 4], [2, 9], 1)],
+)
+def test_a_row_outside_of_a_nested_tensor_is_a_fault(
+    offsets: list[int], lengths: list[int] | None, row: int, tmp_path: Path
+):
+    parts = {"values": torch.arange(4), "offsets": torch.tensor(offsets)}
+    torch.save(Nested(**parts, lengths=None if lengths is None else torch.tensor(lengths)), tmp_path / "x.pt")
+    table = load(tmp_path / "x.pt")
+    with pytest.raises(SourceError, match=f"row {row} of a nested tensor lies outside its numbers"):
+        row_of(table, row, 9)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"offsets": None}, "without its offsets"),
+        ({"offsets": torch.zeros(3)}, "without its offsets"),
+        ({"offsets": torch.zeros(0, dtype=torch.int64)}, "without its offsets"),
+        ({"lengths": torch.zeros(7, dtype=torch.int64)}, "whose lengths make no sense"),
+    ],
+)
+def test_a_nested_tensor_of_parts_that_make_no_sense_is_refused(parts: dict[str, Any], message: str, tmp_path: Path):
+    torch.save(Nested(**({"values": torch.arange(4), "offsets": torch.tensor([0, 4])} | parts)), tmp_path / "x.pt")
+    with pytest.raises(SourceError, match=message):
+        load(tmp_path / "x.pt")
+
+
+def test_a_nested_tensor_of_a_billion_rows_takes_no_memory(tmp_path: Path):
+    offsets = torch.zeros(1, dtype=torch.int64).expand(2**30)
+    torch.save(Nested(values=torch.arange(4), offsets=offsets), tmp_path / "x.pt")
+    tracemalloc.start()
+    table = load(tmp_path / "x.pt")
+    assert width_of(table, 2**29) == 0
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()

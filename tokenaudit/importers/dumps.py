@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.importers.fields import MAX_TOKENS
-from tokenaudit.importers.pickles.arrays import Latin1Array, LazyArray
+from tokenaudit.importers.pickles.arrays import JaggedArray, Latin1Array, LazyArray
 from tokenaudit.importers.pickles.source import LazyText, Source
 from tokenaudit.importers.pickles.torch_file import TorchFile
 from tokenaudit.importers.pickles.values import LazyList, OpaqueObject
@@ -33,6 +33,8 @@ Array = np.ndarray[Any, Any] | LazyArray | Latin1Array
 """A tensor or an array of a dump, most of which lie in the file until they are read."""
 ARRAYS = (np.ndarray, LazyArray, Latin1Array)
 """The classes of these."""
+Table = Array | JaggedArray
+"""Numbers in rows, which in a nested tensor differ in length."""
 
 
 class Dump(NamedTuple):
@@ -99,6 +101,31 @@ def fields_of(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FieldFault(f"{what} is {shown(value)}", "it has named fields")
     return value
+
+
+def columns_of(value: object, what: str) -> dict[str, Any]:
+    """The columns of a TensorDict, or of a dictionary in its place. Raises like `fields_of`."""
+    fields = fields_of(value, what)
+    return fields_of(fields["_tensordict"], what) if "_tensordict" in fields else fields
+
+
+def stacked(value: object, count: int, what: str) -> Sequence[Any]:
+    """One value per row out of a TensorDict's column of other things than numbers; an absent column is empty.
+
+    Such a column is a `NonTensorStack` of `NonTensorData`, or one `NonTensorData` for all `count` rows.
+
+    Raises like `items_of`.
+    """
+    if not isinstance(value, OpaqueObject):
+        return items_of(value, what)
+    fields = fields_of(value, what)
+    if "tensordicts" not in fields:
+        return [_unstacked(fields, what)] * count
+    return [_unstacked(fields_of(item, what), what) for item in items_of(fields["tensordicts"], what)]
+
+
+def _unstacked(fields: dict[str, Any], what: str) -> Any:
+    return fields_of(fields.get("non_tensordict"), what).get("data")
 
 
 def items_of(value: object, what: str) -> Sequence[Any]:
@@ -176,7 +203,17 @@ def read_array(array: Array) -> np.ndarray[Any, Any]:
     return array if isinstance(array, np.ndarray) else array.read()
 
 
-def row_of(table: Array, index: int, count: int) -> np.ndarray[Any, Any]:
+def is_table(value: object) -> TypeGuard[Table]:
+    """Whether a value is numbers in rows."""
+    return isinstance(value, (*ARRAYS, JaggedArray)) and value.ndim == 2
+
+
+def width_of(table: Table, index: int) -> int:
+    """How many numbers a row of a table has. Raises like `row_of`."""
+    return table.row_length(index) if isinstance(table, JaggedArray) else table.shape[1]
+
+
+def row_of(table: Table, index: int, count: int) -> np.ndarray[Any, Any]:
     """The first numbers of a row of a table. Raises like `read_array`."""
     return table[index, :count] if isinstance(table, np.ndarray) else table.row(index, count)
 

@@ -1,6 +1,7 @@
 """NeMo-RL: the `replay_buffer.pt` of a checkpoint, of classic asynchronous GRPO and of the single controller.
 
 One moment of one buffer: lacks refreshes, takes and what was there before. Classic buffers have start versions only.
+Read: `TQReplayBuffer.state_dict` (nemo_rl/algorithms/async_utils/replay_buffer.py) of NVIDIA-NeMo/RL 7ea279ab.
 """
 
 from __future__ import annotations
@@ -15,25 +16,32 @@ import numpy as np
 from tokenaudit.importers import dumps
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import bounded
-from tokenaudit.importers.dumps import Dump, fields_of, flat, items_of, plain, scalar
+from tokenaudit.importers.dumps import Dump, columns_of, fields_of, flat, items_of, plain, scalar
 from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, version_columns
 from tokenaudit.log.writer import Row
 
+_MASKS = ("token_mask", "token_loss_mask")
 _LENGTHS = ("input_lengths", "length", "lengths")
 _REWARDS = ("rewards", "total_reward", "reward")
 _COLUMNS = ("trajectories", "trajectory_versions", "target_weight_versions")
 _NAMES = {"batch": "fields_data", "start": "start_weight", "end": "end_weight", "target": "target_step"}
 _RESPONSES = 1_000
+_UNSTAMPED = (
+    "groups without target_step may be trained at any step: all are put at the step behind the newest version in the "
+    "buffer, which can be older than the checkpoint"
+)
 
 
 def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
     with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
             groups = list(_groups(fields_of(dump.value, "the dump")))
+            unstamped = _unstamped_step(groups, context)
         steps: dict[int, int] = {}
         for index, group in enumerate(groups):
             with context.noting(f"{path}, group {index}"):
-                steps[index] = integer(scalar(group, "target"), "target") + 1
+                is_stamped = plain(group["target"]) is not None
+                steps[index] = integer(scalar(group, "target"), "target") + 1 if is_stamped else unstamped
         for index in sorted(steps, key=steps.__getitem__):
             where = f"{path}, group {index}"
             with context.noting(where):
@@ -56,8 +64,20 @@ def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "group_id": index}
 
 
+def _unstamped_step(groups: list[dict[str, Any]], context: Context) -> int:
+    """The step of groups that are meant for none, as samplers but the in-order one leave them: that of the checkpoint.
+
+    It isn't recorded; the newest version in the buffer was there by then.
+    """
+    ends = [plain(group["end"]) for group in groups if plain(group["target"]) is None]
+    if not ends:
+        return 0
+    context.limit(_UNSTAMPED)
+    return max((context.versions.model_step(end) for end in ends if isinstance(end, int) and end >= 0), default=0) + 1
+
+
 def _put(group: dict[str, Any], train_step: int, where: str, context: Context, dump: Dump) -> ImportedPut:
-    batch = fields_of(group["batch"], "the batch")
+    batch = columns_of(group["batch"], "the batch")
     if isinstance(batch.get("data"), dict):
         batch = batch["data"]
     masks = _masks(batch)
@@ -86,17 +106,18 @@ def _put(group: dict[str, Any], train_step: int, where: str, context: Context, d
 
 def _masks(batch: dict[str, Any]) -> list[Callable[[], np.ndarray[Any, Any]]]:
     """What reads the loss mask of each response, over prompt and response, without padding."""
-    mask = batch.get("token_loss_mask")
-    if isinstance(mask, dumps.ARRAYS) and mask.ndim == 2:
+    mask = next((batch[name] for name in _MASKS if batch.get(name) is not None), None)
+    if dumps.is_table(mask):
+        _check_count(mask.shape[0])
+        widths = np.array([dumps.width_of(mask, index) for index in range(mask.shape[0])], dtype=np.int64)
         lengths = next((flat(batch[name], name) for name in _LENGTHS if batch.get(name) is not None), None)
-        if lengths is None or len(lengths) != mask.shape[0] or (lengths < 0).any() or (lengths > mask.shape[1]).any():
+        if lengths is None or len(lengths) != len(widths) or (lengths < 0).any() or (lengths > widths).any():
             hint = f"they are in {' or '.join(_LENGTHS)}"
             raise FieldFault("the lengths of the responses don't fit their masks", hint)
-        _check_count(len(lengths))
         return [partial(dumps.row_of, mask, index, size) for index, size in enumerate(lengths.tolist())]
     logs = items_of(batch.get("message_log"), "message_log")
     if not logs:
-        raise FieldFault("the batch holds neither token_loss_mask nor message_log")
+        raise FieldFault(f"the batch holds neither {' nor '.join(_MASKS)} nor message_log")
     _check_count(len(logs))
     return [partial(_log_mask, log) for log in logs]
 

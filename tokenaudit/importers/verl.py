@@ -2,7 +2,8 @@
 
 The first are written for people (trainer.rollout_data_dir) and hold scores, but neither versions nor masks nor token
 counts; the second are saved to skip rollouts (skip.rollout_tq), and the tags of a response hold its oldest and newest
-version. Both lack what was dropped, filtered or left over.
+version. Both lack what was dropped, filtered or left over. Read: verl-project/verl 1dda039b, `RolloutTqSkip`
+(verl/utils/skip/rollout_skip.py) and `_dump_generations` (verl/trainer/ppo/ray_trainer.py and v1/trainer_base.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from tokenaudit.importers import batch, dumps
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
-from tokenaudit.importers.dumps import fields_of, items_of, plain, scalar
+from tokenaudit.importers.dumps import columns_of, fields_of, items_of, plain, scalar
 from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
@@ -52,30 +53,29 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
             fields = fields_of(dump.value, "the dump")
             train_step = integer(scalar(fields, "global_steps"), "global_steps", low=1)
             tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
-            columns = _tables(fields.get("tensordict"))
             if len(tags) != len(keys):
                 raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
+            columns = columns_of(fields.get("tensordict"), "tensordict")
+            tables = {name: value for name, value in columns.items() if dumps.is_table(value)}
+            stacks = {name: dumps.stacked(columns.get(name), len(tags), name) for name in ("data_source", "num_turns")}
+
+        def tag_of(index: int) -> dict[str, Any]:
+            """The tag of a response, with what else is known of it."""
+            known = {name: values[index] for name, values in stacks.items() if index < len(values)}
+            return known | fields_of(tags[index], "a tag")
 
         def group(index: int) -> batch.GroupKey:
-            task_name = context.task(dumps.name_of(fields_of(tags[index], "a tag").get("data_source")))
+            task_name = context.task(dumps.name_of(tag_of(index).get("data_source")))
             return batch.GroupKey(task_name, stable_id(str(plain(keys[index])).rsplit("_", 2)[0]))
 
         def row(index: int) -> Row:
             dump.spend_response()
-            return _queue_row(fields_of(tags[index], "a tag"), str(plain(keys[index])), index, columns, context)
+            return _queue_row(tag_of(index), str(plain(keys[index])), index, tables, context)
 
         yield from batch.trained_responses(train_step, len(tags), group, row, "response", str(path), context)
 
 
-def _tables(tensordict: object) -> dict[str, dumps.Array]:
-    """The columns with one row of numbers per response; others, such as nested tensors, are left out."""
-    fields = fields_of(tensordict, "tensordict")
-    if "_tensordict" in fields:
-        fields = fields_of(fields["_tensordict"], "tensordict")
-    return {name: value for name, value in fields.items() if isinstance(value, dumps.ARRAYS) and value.ndim == 2}
-
-
-def _queue_row(tag: dict[str, Any], key: str, index: int, columns: dict[str, dumps.Array], context: Context) -> Row:
+def _queue_row(tag: dict[str, Any], key: str, index: int, tables: dict[str, dumps.Table], context: Context) -> Row:
     tokens = length(scalar(tag, "response_len"), "response_len")
     status = str(plain(tag.get("status", "success")))
     row: Row = {
@@ -89,13 +89,13 @@ def _queue_row(tag: dict[str, Any], key: str, index: int, columns: dict[str, dum
     turns = plain(tag.get("num_turns"))
     if isinstance(turns, int):
         row["agentic"] = turns > 2
-    mask, scores = columns.get("response_mask"), columns.get("rm_scores")
-    if mask is not None and index < mask.shape[0] and mask.shape[1] >= tokens:
+    mask, scores = tables.get("response_mask"), tables.get("rm_scores")
+    if mask is not None and index < mask.shape[0] and dumps.width_of(mask, index) >= tokens:
         row["response_mask"] = (dumps.row_of(mask, index, tokens) != 0).astype(np.int8)
     else:
         context.limit(Lack.MASK)
     if scores is not None and index < scores.shape[0]:
-        total = float(dumps.row_of(scores, index, scores.shape[1]).sum(dtype=np.float64))
+        total = float(dumps.row_of(scores, index, dumps.width_of(scores, index)).sum(dtype=np.float64))
         row["reward"] = total if np.isfinite(total) else None
     return row | _versions(tag, context)
 

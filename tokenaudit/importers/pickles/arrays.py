@@ -74,6 +74,11 @@ class LazyArray(_Shaped):
         start = self.start + index * self.strides[0] * element_bytes(self.kind)
         return replace(self, start=start, shape=(count,), strides=self.strides[1:]).read()
 
+    def part(self, index: int, count: int) -> LazyArray:
+        """So many elements along the first axis, from one on."""
+        start = self.start + index * self.strides[0] * element_bytes(self.kind)
+        return replace(self, start=start, shape=(count, *self.shape[1:]))
+
     def _numbers(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         if self.size == 0:
             return np.zeros(self.shape, dtype=dtype)
@@ -114,6 +119,65 @@ class Latin1Array(_Shaped):
     def row(self, index: int, count: int) -> np.ndarray[Any, Any]:
         """The first numbers of one row of a table. Raises like `read`."""
         return self.read()[index, :count]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class JaggedArray(_Shaped):
+    """A table whose rows differ in length, as a nested tensor of torch holds it: all numbers, and where rows begin.
+
+    Row i begins at `offsets[i]`, and has `lengths[i]` numbers, or without lengths those up to `offsets[i + 1]`.
+    """
+
+    values: LazyArray
+    offsets: LazyArray
+    lengths: LazyArray | None
+
+    def __repr__(self) -> str:
+        return f"<nested array of {self.shape[0]} rows>"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and 0 for what differs."""
+        return (self.offsets.size - 1 if self.lengths is None else self.lengths.size, 0)
+
+    def row_length(self, index: int) -> int:
+        """Numbers of one row. Raises like `row`."""
+        return self._span(index)[1]
+
+    def row(self, index: int, count: int) -> np.ndarray[Any, Any]:
+        """The first numbers of one row. Raises like `LazyArray.read`, and for a row that lies outside the numbers."""
+        start, size = self._span(index)
+        return self.values.part(start, min(count, size)).read()
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Where a row begins, and its length."""
+        if self.lengths is None:
+            start, end = self.offsets.part(index, 2).read().tolist()
+            size = end - start
+        else:
+            start, size = self.offsets.part(index, 1).read().item(), self.lengths.part(index, 1).read().item()
+        if not 0 <= start <= start + size <= self.values.size:
+            raise self.values.source.fault(f"row {index} of a nested tensor lies outside its numbers")
+        return start, size
+
+
+def jagged_array(values: Any, offsets: Any, lengths: Any) -> JaggedArray | OpaqueObject:
+    """A nested tensor of two axes, of which the second differs; one with more axes is opaque.
+
+    Raises:
+        PickleFault: offsets or lengths that are no flat lists of whole numbers, or differ in number.
+    """
+    if not isinstance(values, LazyArray) or values.ndim != 1:
+        return OpaqueObject("torch.nested")
+    if not _is_index(offsets) or not offsets.size:
+        raise PickleFault("a nested tensor without its offsets")
+    if lengths is not None and (not _is_index(lengths) or offsets.size - lengths.size not in (0, 1)):
+        raise PickleFault("a nested tensor whose lengths make no sense")
+    return JaggedArray(values, offsets, lengths)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, LazyArray) and value.ndim == 1 and value.kind in ("<i8", "<i4")
 
 
 def element_bytes(kind: str) -> int:

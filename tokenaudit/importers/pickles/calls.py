@@ -23,6 +23,8 @@ _ARRAYS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._recons
 _BUFFERS = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
 _SCALARS = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _RECONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
+_TENSORDICT = "tensordict._reductions._make_td"
+"""How a TensorDict pickles itself: a call with its class and its state (tensordict 0.7 to 0.15)."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ def call(name: str, arguments: tuple[Any, ...], source: Source, rebuild: Rebuild
         return _encoded(arguments[0], count)
     if name in _RECONSTRUCTORS and arguments:
         return OpaqueObject(arguments[0].name if isinstance(arguments[0], GlobalName) else "?")
+    if name == _TENSORDICT and len(arguments) == 2 and isinstance(arguments[0], GlobalName):
+        return OpaqueObject(arguments[0].name, state=arguments[1])
     if name in _ARRAYS:
         return UnbuiltArray()
     if name in _BUFFERS and len(arguments) == 4:

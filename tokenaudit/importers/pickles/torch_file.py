@@ -9,14 +9,22 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, cast
 
-from tokenaudit.importers.pickles.arrays import BFLOAT16, LazyArray, element_bytes, last_element, tensor_shape
+from tokenaudit.importers.pickles.arrays import (
+    BFLOAT16,
+    LazyArray,
+    element_bytes,
+    jagged_array,
+    last_element,
+    tensor_shape,
+)
 from tokenaudit.importers.pickles.machine import Machine
 from tokenaudit.importers.pickles.source import Source, unreadable
-from tokenaudit.importers.pickles.values import Limits, OpaqueObject, PickleFault
+from tokenaudit.importers.pickles.values import GlobalName, Limits, OpaqueObject, PickleFault
 
 _MAX_ENTRIES = 250_000
 """Entries that an archive may have; reading them takes seconds."""
@@ -25,6 +33,11 @@ _MAX_DIRECTORY = 256 * _MAX_ENTRIES
 _ENTRY = b"PK\x01\x02"
 """How an entry of that list begins."""
 _MAX_NAME = 4096
+
+_WITH_ATTRIBUTES = "torch._tensor._rebuild_from_type_v2"
+_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+_NESTED = "torch._utils._rebuild_nested_tensor"
+"""What rebuilds a tensor with attributes, a nested tensor with the layout `torch.jagged`, and one with strides."""
 
 _KINDS: dict[str, str] = {
     "DoubleStorage": "<f8",
@@ -181,6 +194,20 @@ class TorchFile:
         """A tensor from its storage, offset, size and stride; `NotImplemented` for any other name."""
         if name == "torch._utils._rebuild_parameter" and arguments:
             return arguments[0]
+        if name == _WITH_ATTRIBUTES and len(arguments) == 4 and isinstance(arguments[2], tuple):
+            # a tensor with attributes, or of a subclass: what rebuilds it, its class, the arguments, the attributes
+            function, _, arguments, _ = arguments
+            name = function.name if isinstance(function, GlobalName) else ""
+        if name == _JAGGED and len(arguments) == 1 and isinstance(arguments[0], dict):
+            parts = arguments[0]
+            if parts.get("_ragged_idx", 1) != 1:
+                return OpaqueObject("torch.nested")
+            return jagged_array(*(parts.get(part) for part in ("values", "offsets", "lengths")))
+        if name == _NESTED and len(arguments) == 4:
+            values, sizes, _, offsets = arguments
+            if not isinstance(sizes, LazyArray) or sizes.ndim != 2 or sizes.shape[1] != 1:
+                return OpaqueObject("torch.nested")
+            return jagged_array(values, offsets, replace(sizes, shape=sizes.shape[:1], strides=sizes.strides[:1]))
         if name not in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
             return NotImplemented
         if len(arguments) < 4 or not isinstance(arguments[0], _Storage):

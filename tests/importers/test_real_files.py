@@ -1,0 +1,101 @@
+"""Small files that trainers' own code wrote, imported; what is expected was counted by other means."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from tests.importers.importing import Imported, imported
+from tokenaudit.importers.base import Lack
+from tokenaudit.importers.detect import detected
+
+REAL = Path(__file__).parent / "real"
+
+
+def real(name: str, folder: Path) -> Path:
+    """An archive of files, unpacked into a folder."""
+    with tarfile.open(REAL / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+def imported_real(name: str, folder: Path, importer: str, offset: int | None = None) -> Imported:
+    """The log of such files, whose format is recognised."""
+    source = real(name, folder)
+    assert detected([source]).name == importer
+    return imported(importer, source, offset=offset)
+
+
+def sizes(log: Imported) -> Counter[int]:
+    """How many groups of a step have so many responses."""
+    puts = (row for row in log.rows if row["event"] == "put")
+    groups = Counter((row["train_step"], row["task_name"], row["group_id"]) for row in puts)
+    return Counter(groups.values())
+
+
+def takes(log: Imported) -> list[tuple[int, int]]:
+    """Step and groups of every take."""
+    return [(row["train_step"], row["batch_size"]) for row in log.rows if row["event"] == "take"]
+
+
+def trainable(log: Imported) -> list[int]:
+    """Trainable tokens of each response."""
+    return [int(np.sum(mask)) for mask in log.column("response_mask")]
+
+
+def test_verl_queue_padded_columns_of_a_tensordict(tmp_path: Path):
+    log = imported_real("verl_tq_real", tmp_path, "verl-queue")
+    assert (sizes(log), takes(log)) == (Counter({8: 3}), [(1, 3)])
+    assert log.column("response_len") == [20] * 24
+    # with a tool, three of the tokens are its own
+    tool, none = 17, 20
+    pattern = [tool, none, none, tool, none, none, tool, none]
+    assert trainable(log) == pattern * 3
+    assert log.column("agentic") == [tokens == tool for tokens in trainable(log)]
+    rewards = "1 0 1 1 0 1 1 1  0 1 1 1 0 0 1 0  1 1 0 0 1 1 1 1"
+    assert log.column("reward") == [float(reward) for reward in rewards.split()]
+    assert set(log.column("task_name")) == {"openai/gsm8k"}
+    assert (log.column("model_step"), set(log.column("version_precision"))) == ([0] * 24, {"exact"})
+    assert log.imports.limits == (Lack.DROPPED,)
+
+
+def test_verl_queue_nested_columns_of_a_tensordict(tmp_path: Path):
+    log = imported_real("verl_tq_jagged", tmp_path, "verl-queue")
+    assert (sizes(log), takes(log)) == (Counter({8: 3}), [(1, 3)])
+    expected = [17, 6, 59, 32, 7, 42, 17, 22, 28, 59, 28, 12, 3, 22, 56, 23, 4, 38, 19, 42, 21, 42, 10, 25]
+    assert trainable(log) == expected
+    rewards = "0 0 1 1 1 1 1 1  1 1 1 1 1 0 0 1  0 0 1 0 1 1 1 0"
+    assert log.column("reward") == [float(reward) for reward in rewards.split()]
+    # nine responses called a tool, which wrote three tokens each
+    assert sum(log.column("response_len")) == sum(expected) + 27
+    assert sum(log.column("agentic")) == 9
+
+
+def test_nemo_rl_single_controller_in_order(tmp_path: Path):
+    log = imported_real("nemo_sc_inorder", tmp_path, "nemo-rl")
+    assert sizes(log) == Counter({8: 9})
+    # meant for the trainer's versions 10, 11 and 12
+    assert log.column("train_step") == [11] * 24 + [12] * 24 + [13] * 24
+    assert trainable(log)[:8] == [45, 47, 25, 22, 16, 16, 34, 42]
+    assert log.column("response_len")[:8] == [47, 49, 27, 24, 18, 18, 36, 44]
+    assert log.column("prompt_len") == [10] * 72
+    assert log.column("reward") == [0.0, 1.0] * 36
+    # the fifth group, and the seventh to ninth
+    assert log.column("model_step")[32] == 10
+    assert log.column("model_step_end")[32::8] == [11, None, 13, None, 13]
+    assert log.imports.limits == (Lack.SNAPSHOT, Lack.TIMELINE, Lack.SPANS)
+
+
+def test_nemo_rl_single_controller_without_targets(tmp_path: Path):
+    log = imported_real("nemo_sc_default", tmp_path, "nemo-rl")
+    assert sizes(log) == Counter({8: 9})
+    # the newest version in the buffer is 12
+    assert set(log.column("train_step")) == {13}
+    assert trainable(log)[:8] == [43, 44, 8, 44, 32, 20, 28, 32]
+    assert log.column("reward") == [0.0, 1.0] * 36
+    assert log.column("model_step")[::8] == [10, 10, 10, 11, 11, 11, 12, 12, 11]
+    assert log.column("model_step_end")[::8] == [11, None, None, 12, 12, None, None, None, 12]
+    assert any(limit.startswith("groups without target_step") for limit in log.imports.limits)
