@@ -43,7 +43,7 @@ def load_sides(a: Path | None, b: Path | None, request: RunRequest, set_b: Seque
     for name, path in (("A", a), ("B", b)):
         if path is not None and looks_like_log(path):
             what = f"{name} is a log, where a config or a saved result is wanted"
-            raise UsageError(Problem(what, str(path), f"call it as: tokenaudit diff A.toml B.toml --log {path}"))
+            raise UsageError(Problem(what, str(path), f"call it as `tokenaudit diff A.toml B.toml --log {path}`"))
     is_saved = (a is not None and is_result(a), b is not None and is_result(b))
     if not request.paths:
         return _saved_sides(a, b, is_saved, [*flags_for_logs(request), *(["--set-b"] if set_b else [])])

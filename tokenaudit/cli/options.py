@@ -285,7 +285,7 @@ def with_command(notices: Iterable[Notice], request: RunRequest, command: Sequen
     from tokenaudit.replay.notices import COUNTERFACTUAL
 
     run = command_text(request, command)
-    return [replace(notice, cost=f"Run {run}") if notice.code == COUNTERFACTUAL else notice for notice in notices]
+    return [replace(notice, cost=f"Run `{run}`") if notice.code == COUNTERFACTUAL else notice for notice in notices]
 
 
 def command_text(request: RunRequest, command: Sequence[str]) -> str:

@@ -151,7 +151,7 @@ def show_usage_error(error: typer.TyperException) -> None:
         _say(text)
         return
     context = getattr(error, "ctx", None)
-    hint = f"{context.command_path} --help" if context is not None else "tokenaudit --help"
+    hint = f"`{'tokenaudit' if context is None else context.command_path} --help`"
     show_problems([Problem(text, None, hint)])
 
 

@@ -123,6 +123,13 @@ class Listing(Block):
 
 
 @dataclass(slots=True, eq=False)
+class Command(Block):
+    """A command to copy: a line of its own, which no terminal is too narrow for."""
+
+    text: str
+
+
+@dataclass(slots=True, eq=False)
 class Pairs(Block):
     """Names and what is said of each; the names of further values of the same thing are empty."""
 

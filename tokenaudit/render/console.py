@@ -15,6 +15,7 @@ from tokenaudit.render.blocks import (
     Block,
     Cell,
     Charts,
+    Command,
     Fit,
     Form,
     Gap,
@@ -57,7 +58,8 @@ _STYLES = {
 }
 _SGR = {"bold": "1", "dim": "2"} | {f"color({color})": f"38;5;{color}" for color in (GREEN, ORANGE, RED)}
 """Parameters of the terminal's escape sequences."""
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"\S*`[^`]+`\S*|tokenaudit [a-z]+\S*|\S+")
+"""What is never broken: a word; and what is copied, such as a command, which pasted by halves does something else."""
 _FIRST_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
 _DEEPEST_HANG = 24
 """The widest first column below whose side the further lines of a text stand."""
@@ -107,6 +109,8 @@ def _parts(block: Block, terminal: Terminal) -> Iterator[str]:
             yield from (_line(line, block.tone, terminal, block.indent) for line in block.lines)
         case Listing():
             yield from (_line(line, Tone.PLAIN, terminal) for line in block.lines)
+        case Command():
+            yield f"  {printable(block.text)}"
         case Pairs():
             width = max((len(name) for name, _ in block.pairs), default=0)
             for name, value in block.pairs:
@@ -130,7 +134,8 @@ def _pieces(text: str, width: int | None) -> list[tuple[int, int, int]]:
     """Start and end of the pieces that a line is broken into, and the columns by which each of them is set in.
 
     Further pieces begin below the second column of the text, where it has one (a name, spaces, what is said of it),
-    else a little right of the first. A word that is wider than the terminal, such as a path, stays whole.
+    else a little right of the first. What stands in backquotes is one word, and a word that is wider than the
+    terminal, such as a path, stays whole.
     """
     if width is None or _columns(text) <= width:
         return [(0, len(text), 0)]

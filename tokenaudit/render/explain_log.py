@@ -14,11 +14,11 @@ from tokenaudit.lifecycle.staleness import ExpiryReason
 from tokenaudit.render.blocks import (
     NOTHING,
     Block,
+    Command,
     Fit,
     Gap,
     Heading,
     Lines,
-    Listing,
     Paragraph,
     Table,
     TableColumn,
@@ -73,7 +73,7 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
         yield Gap()
     yield Paragraph(_next_text(trials), Tone.STRONG)
     if next_command:
-        yield Listing([f"  {printable(next_command)}"])
+        yield Command(next_command)
 
 
 def _answer(explanation: LogExplanation) -> str:

@@ -9,6 +9,7 @@ from tokenaudit.contracts.errors import printable
 from tokenaudit.render.blocks import (
     Block,
     Cell,
+    Command,
     Form,
     Heading,
     Line,
@@ -49,6 +50,8 @@ def _parts(block: Block) -> Iterable[str]:
             yield _list(block)
         case Listing():
             yield "".join(f"    {printable(_text(line))}".rstrip() + "\n" for line in block.lines)
+        case Command():
+            yield f"    {printable(block.text)}\n"
         case Pairs():
             columns = [TableColumn("name", "left"), TableColumn("value", "left")]
             yield _table(Table(columns, [TableRow(pair) for pair in block.pairs], free_text=True))
