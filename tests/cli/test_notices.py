@@ -126,7 +126,7 @@ def test_overrides_in_the_examples_of_commands_do_something_on_the_sample(
     run_cli: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(ROOT)
-    examples = [command.epilog.removeprefix("Example: ") for command in get_command(app).commands.values()]  # type: ignore[attr-defined]
+    examples = [command.epilog.removeprefix("\b\nExample: ") for command in get_command(app).commands.values()]  # type: ignore[attr-defined]
     overriding = [shlex.split(example)[1:] for example in examples if " -s " in example or " --set-b " in example]
     assert len(overriding) >= 2
     for arguments in overriding:

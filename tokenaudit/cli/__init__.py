@@ -37,7 +37,7 @@ COULD_NOT_JUDGE = 2
 app = typer.Typer(
     name="tokenaudit",
     help="Replay recorded rollout logs and see which tokens a staleness policy keeps, masks and drops.",
-    epilog="Example: tokenaudit replay sample_data/rollouts.parquet. `tokenaudit help` lists topics to read.",
+    epilog="\b\nExample: tokenaudit replay sample_data/rollouts.parquet\n\n`tokenaudit help` lists topics to read.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -49,7 +49,7 @@ app.command(
         "step.\n\n"
         "LOG may also be a result saved with -o result.json, to show it again."
     ),
-    epilog="Example: tokenaudit replay sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
+    epilog="\b\nExample: tokenaudit replay sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
 )(replay)
 app.command(
     help=(
@@ -58,7 +58,7 @@ app.command(
         "Exit code 0: no finding of level error; 1: there are some; 2: nothing was audited. `tokenaudit "
         "explain CODE` explains a rule."
     ),
-    epilog="Example: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github",
+    epilog="\b\nExample: tokenaudit audit runs/night/ -c async.toml -o findings.json --format github",
 )(audit)
 app.command(
     help=(
@@ -67,7 +67,7 @@ app.command(
         "Without --group or --step a log is replayed, and one setting after the other is loosened: in a "
         "simulation where the log has times and the config those of the closed loop, else in a replay."
     ),
-    epilog="Example: tokenaudit explain rollouts.parquet -c async.toml",
+    epilog="\b\nExample: tokenaudit explain rollouts.parquet -c async.toml",
 )(explain)
 app.command(
     help=(
@@ -75,15 +75,15 @@ app.command(
         "and when.\n\n"
         "Exit code 0, 1 for a run that can't go on (what came until then is shown), or 2 if it can't begin."
     ),
-    epilog="Example: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
+    epilog="\b\nExample: tokenaudit simulate sample_data/rollouts.parquet -s tasks.code.max_token_staleness=2",
 )(simulate)
 app.command(
     help="Derive a workload from a log: one row per response with its length, token time, mask and marks.",
-    epilog="Example: tokenaudit workload rollouts.parquet -o workload.parquet",
+    epilog="\b\nExample: tokenaudit workload rollouts.parquet -o workload.parquet",
 )(workload)
 app.command(
     help=("Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."),
-    epilog="Example: tokenaudit inspect rollouts.parquet --format json",
+    epilog="\b\nExample: tokenaudit inspect rollouts.parquet --format json",
 )(inspect)
 app.command(
     help=(
@@ -92,7 +92,7 @@ app.command(
         "effective_mask (1 = trained), its counts trained_tokens, masked_stale_tokens and "
         "masked_semantic_tokens, and taken."
     ),
-    epilog="Example: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda",
+    epilog="\b\nExample: tokenaudit mask rollouts.parquet -c async.toml -o masks.parquet --device cuda",
 )(mask)
 app.command(
     help=(
@@ -100,22 +100,22 @@ app.command(
         "Replay, diff, gate, simulate and mask give the same numbers. What is recorded token by token is "
         "gone: audits can't look at token ids, log-probabilities, or columns the log schema doesn't know."
     ),
-    epilog="Example: tokenaudit compact runs/night/ -o night.parquet",
+    epilog="\b\nExample: tokenaudit compact runs/night/ -o night.parquet",
 )(compact)
 app.command(
     help="Write a commented config for a log or for a trainer. A file that is there already is left as it is.",
-    epilog="Example: tokenaudit init rollouts.parquet -o async.toml",
+    epilog="\b\nExample: tokenaudit init rollouts.parquet -o async.toml",
 )(init)
 app.command(
     help=(
         "Say what a config costs that isn't obvious from it.\n\n"
         "Exit code 0, 1 for a warning with --exit-code, or 2 for a config that can't be used."
     ),
-    epilog="Example: tokenaudit lint async.toml --exit-code",
+    epilog="\b\nExample: tokenaudit lint async.toml --exit-code",
 )(lint)
 app.command(
     help=("Compare two configs on one log, or two saved results: settings, totals, steps and the fates of groups."),
-    epilog="Example: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3",
+    epilog="\b\nExample: tokenaudit diff old.toml new.toml --log rollouts.parquet --top 3",
 )(diff)
 app.command(
     help=(
@@ -124,7 +124,7 @@ app.command(
         "and --rule, all together. Without any, no outcome (dropped, trained, masked and expired share, "
         "tokens per trained token, shortfall) may be worse than in the baseline."
     ),
-    epilog="Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'",
+    epilog="\b\nExample: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'",
 )(gate)
 app.command(
     help=(
@@ -132,7 +132,7 @@ app.command(
         "A line that can't be recorded is reported at the end, and the exit code is 2; all other lines are "
         "recorded."
     ),
-    epilog="Example: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl",
+    epilog="\b\nExample: tokenaudit record --from-jsonl - -o rollouts/ < events.jsonl",
 )(record)
 app.command(
     "import",
@@ -141,7 +141,7 @@ app.command(
         "Nothing is written unless all of it could be read. What the source leaves out is kept in the log, "
         "and reported again whenever it is replayed."
     ),
-    epilog="Example: tokenaudit import rollout_dump/ -o rollouts.parquet",
+    epilog="\b\nExample: tokenaudit import rollout_dump/ -o rollouts.parquet",
 )(import_)
 app.command(
     "help",
@@ -150,7 +150,7 @@ app.command(
         "On a terminal the text is laid out, and longer ones go through the pager that PAGER names; in a pipe "
         "it is Markdown."
     ),
-    epilog="Example: tokenaudit help import slime",
+    epilog="\b\nExample: tokenaudit help import slime",
 )(help_)
 
 

@@ -30,6 +30,11 @@ _STYLES = {
 }
 """Weights instead of colours, some of which can't be read on white and some not on black."""
 
+_NO_BREAK = "\ue000"
+"""Stands for the spaces of commands while lines are broken; no topic has it."""
+_INDENT = 8
+"""Columns that lists may take from a line."""
+
 
 def help_(
     topic: Annotated[
@@ -46,7 +51,9 @@ def help_(
     from tokenaudit.help.topics import find_topic
 
     if not topic:
-        streams.write_result(_listing())
+        from tokenaudit.render.blocks import Lines
+
+        streams.write_blocks(Lines(_listing()))
         return
     text = find_topic(topic).text
     if sys.stdout.isatty():
@@ -55,23 +62,30 @@ def help_(
         streams.write_data(text)
 
 
-def _listing() -> str:
+def _listing() -> list[str]:
     from tokenaudit.help.topics import TRAINERS, topics
 
     found = topics()
     width = max(len(topic.name) for topic in found)
     lines = ["Topics of `tokenaudit help TOPIC` (`tokenaudit COMMAND --help` lists a command's options):", ""]
     lines += [f"  {topic.name:{width}}  {topic.line}" for topic in found]
-    lines += ["", f"`tokenaudit help import TRAINER` shows one trainer: {', '.join(TRAINERS)}"]
-    return "".join(f"{line}\n" for line in lines)
+    return [*lines, "", f"`tokenaudit help import TRAINER` shows one trainer: {', '.join(TRAINERS)}"]
 
 
 def _laid_out(markdown: str) -> str:
     """Markdown as the terminal shows it."""
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.markdown import Markdown, TableElement
+    from rich.markdown import CodeBlock, Markdown, TableElement
     from rich.table import Table
+    from rich.text import Text
     from rich.theme import Theme
+
+    class WholeLines(CodeBlock):
+        """Code whose lines are as long as they are: a command pasted by halves does something else."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for line in str(self.text).rstrip().split("\n"):
+                yield Text(f" {line}".rstrip(), no_wrap=True, overflow="ignore")
 
     class WholeNames(TableElement):
         """A table whose columns of single words keep their width, so that names can be copied; nothing is cut off."""
@@ -86,8 +100,8 @@ def _laid_out(markdown: str) -> str:
                         column.width = max(map(len, [*cells, *str(column.header).split()]))
                 yield table
 
-    class Text(Markdown):
-        elements = Markdown.elements | {"table_open": WholeNames}
+    class Topic(Markdown):
+        elements = Markdown.elements | {"table_open": WholeNames, "fence": WholeLines}
 
     terminal = streams.terminal()
     console = Console(
@@ -99,9 +113,15 @@ def _laid_out(markdown: str) -> str:
         legacy_windows=False,
         theme=Theme(_STYLES),
     )
+    topic, is_table = Topic(markdown), False
+    for token in topic.parsed:
+        is_table = token.type == "table_open" or (is_table and token.type != "table_close")
+        for child in () if is_table else token.children or ():
+            if child.type == "code_inline" and len(child.content) < (terminal.width or 0) - _INDENT:
+                child.content = child.content.replace(" ", _NO_BREAK)
     with console.capture() as captured:
-        console.print(Text(markdown))
-    return captured.get()
+        console.print(topic, crop=False)
+    return captured.get().replace(_NO_BREAK, " ")
 
 
 def _show(text: str) -> None:

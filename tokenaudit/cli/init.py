@@ -45,6 +45,7 @@ def init(
     from tokenaudit.config.model import parse_config
     from tokenaudit.config.trainers import trainer_named
     from tokenaudit.contracts.files import write_files
+    from tokenaudit.render.blocks import Command, Paragraph
     from tokenaudit.replay.suggested_config import SuggestedConfig
 
     if not log and for_ is None:
@@ -69,7 +70,9 @@ def init(
     tasks = f" of {plural(len(found.config.tasks), 'task')}" if found.config.tasks else ""
     named = shlex.quote(str(output))
     following = f"replay {shlex.join(map(str, log))} -c {named}" if log else f"lint {named}"
-    streams.write_result(printable(f"{output}: a config{tasks}; next: tokenaudit {following}") + "\n")
+    lacks = " set timeline.train_batch_size in it, then" if found.lacks_batch else ""
+    about = printable(f"{output}: a config{tasks}; next:{lacks}")
+    streams.write_blocks(Paragraph(about), Command(f"tokenaudit {following}"))
 
 
 def _of_log(paths: list[Path], trainer: Trainer | None) -> tuple[SuggestedConfig, str]:

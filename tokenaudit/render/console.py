@@ -60,6 +60,7 @@ _SGR = {"bold": "1", "dim": "2"} | {f"color({color})": f"38;5;{color}" for color
 """Parameters of the terminal's escape sequences."""
 _WORD = re.compile(r"\S*`[^`]+`\S*|tokenaudit [a-z]+\S*|\S+")
 """What is never broken: a word; and what is copied, such as a command, which pasted by halves does something else."""
+_COLUMN = re.compile(r"\S+(?: \S+)*")
 _FIRST_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
 _DEEPEST_HANG = 24
 """The widest first column below whose side the further lines of a text stand."""
@@ -108,7 +109,7 @@ def _parts(block: Block, terminal: Terminal) -> Iterator[str]:
         case Lines():
             yield from (_line(line, block.tone, terminal, block.indent) for line in block.lines)
         case Listing():
-            yield from (_line(line, Tone.PLAIN, terminal) for line in block.lines)
+            yield from (_line(line, Tone.PLAIN, terminal, in_columns=True) for line in block.lines)
         case Command():
             yield f"  {printable(block.text)}"
         case Pairs():
@@ -130,12 +131,13 @@ def wrapped(text: str, width: int | None) -> str:
     return "\n".join(" " * hang + text[start:end] for start, end, hang in _pieces(text, width))
 
 
-def _pieces(text: str, width: int | None) -> list[tuple[int, int, int]]:
+def _pieces(text: str, width: int | None, *, in_columns: bool = False) -> list[tuple[int, int, int]]:
     """Start and end of the pieces that a line is broken into, and the columns by which each of them is set in.
 
     Further pieces begin below the second column of the text, where it has one (a name, spaces, what is said of it),
     else a little right of the first. What stands in backquotes is one word, and a word that is wider than the
-    terminal, such as a path, stays whole.
+    terminal, such as a path, stays whole. With `in_columns` the line is broken between columns, whose blanks count, so
+    that lines of equal columns are broken alike.
     """
     if width is None or _columns(text) <= width:
         return [(0, len(text), 0)]
@@ -146,13 +148,27 @@ def _pieces(text: str, width: int | None) -> list[tuple[int, int, int]]:
     hang = min(hang, width // 2)
     pieces: list[tuple[int, int, int]] = []
     start = end = 0
-    for word in _WORD.finditer(text):
+    for first, last, room in _units(text, width - hang, in_columns=in_columns):
         indent = hang if pieces else 0
-        if end and indent + _columns(text[start : word.end()]) > width:
+        if end and indent + _columns(text[start:room]) > width:
             pieces.append((start, end, indent))
-            start = word.start()
-        end = word.end()
+            start = first
+        end = last
     return [*pieces, (start, end, hang if pieces else 0)]
+
+
+def _units(text: str, width: int, *, in_columns: bool) -> Iterator[tuple[int, int, int]]:
+    """Start and end of what stays together, and where the room that it takes ends: words, or columns that fit."""
+    columns = list(_COLUMN.finditer(text)) if in_columns else []
+    ends = [after.start() - 2 for after in columns[1:]] + [len(text)] if columns else []
+    for column, end in zip(columns, ends, strict=True):
+        if _columns(text[column.start() : end]) <= width:
+            yield column.start(), column.end(), end
+        else:
+            words = _WORD.finditer(text, column.start(), column.end())
+            yield from ((word.start(), word.end(), word.end()) for word in words)
+    if not columns:
+        yield from ((word.start(), word.end(), word.end()) for word in _WORD.finditer(text))
 
 
 def _columns(text: str) -> int:
@@ -171,13 +187,13 @@ def _styled(text: str, tone: Tone, terminal: Terminal) -> str:
     return f"\x1b[{codes}m{text}\x1b[0m"
 
 
-def _line(line: Line, tone: Tone, terminal: Terminal, indent: int = 0) -> str:
+def _line(line: Line, tone: Tone, terminal: Terminal, indent: int = 0, *, in_columns: bool = False) -> str:
     """A line with its styles, broken where the terminal is too narrow for it; line feeds in it stay."""
     parts = line if isinstance(line, tuple) else (line,)
     phrases = [Phrase(" " * indent), *(Phrase(part, tone) if isinstance(part, str) else part for part in parts)]
     text = "".join(phrase.text for phrase in phrases)
     drawn: list[str] = []
-    for start, end, hang in _pieces(text, terminal.width):
+    for start, end, hang in _pieces(text, terminal.width, in_columns=in_columns):
         first = 0
         styled: list[str] = []
         for phrase in phrases:

@@ -11,13 +11,16 @@ from tokenaudit.config.model import Config, parse_config, resolved
 from tokenaudit.config.toml import dotted
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.digest import KIND_CODE, Digest
+from tokenaudit.replay.open_loop import timeline_of
+from tokenaudit.replay.request import TimelineKind
 
 
 class SuggestedConfig(NamedTuple):
-    """A config, and what to say of single keys, by dotted key."""
+    """A config, what to say of single keys, by dotted key, and whether a replay waits for the size of a batch."""
 
     config: Config
     remarks: dict[str, str]
+    lacks_batch: bool = False
 
 
 def suggested_config(digest: Digest, own: Config | None, base: Mapping[str, Any]) -> SuggestedConfig:
@@ -39,7 +42,11 @@ def suggested_config(digest: Digest, own: Config | None, base: Mapping[str, Any]
             _add_group_size(values, digest.group_sizes[of_task & _is(digest, EventKind.PUT)], task, remarks)
     if own is None:
         _add_batch(data, digest, remarks)
-    return SuggestedConfig(parse_config(data, digest.name), remarks)
+    config = parse_config(data, digest.name)
+    lacks_batch = timeline_of(digest, None) is TimelineKind.SIMULATED and config.timeline.train_batch_size is None
+    if lacks_batch:
+        remarks["timeline.train_batch_size"] = "The log holds only puts, so a replay needs this."
+    return SuggestedConfig(config, remarks, lacks_batch)
 
 
 def _is(digest: Digest, kind: EventKind) -> np.ndarray[Any, np.dtype[np.bool_]]:
