@@ -115,7 +115,7 @@ def test_saved_results(log: Path, tmp_path: Path, run_cli: Run):
         (["one.json", "one.json", "-o", "one.json"], "overwrite what is being read"),
         (["one.json", "other.json"], "A and B come from different logs"),
         (["log.parquet", "one.toml"], "A is a log, where a config or a saved result is wanted\n  at: log.parquet\n"),
-        (["log.parquet", "one.toml"], "hint: call it as: tokenaudit diff A.toml B.toml --log log.parquet\n"),
+        (["log.parquet", "one.toml"], "hint: call it as `tokenaudit diff A.toml B.toml --log log.parquet`\n"),
         (["one.toml", "log.parquet", "--log", "log.parquet"], "B is a log"),
         (["one.toml", "log"], "B is a log"),
         ([".", "one.toml"], "A is a log"),

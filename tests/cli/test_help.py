@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -138,7 +139,39 @@ def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int
     assert len(names) > 5
     assert out.count("\u2026") == find_topic([topic]).text.count("\u2026"), "what an ellipsis cuts can't be copied"
     assert names <= set(out.split())
-    assert max(map(len, out.splitlines())) <= columns
+    code_lines = {line.strip() for line in find_topic([topic]).text.splitlines()}
+    assert [line for line in out.splitlines() if len(line) > columns and line.strip() not in code_lines] == []
+
+
+@pytest.mark.parametrize("topic", ["gate", "ci", "commands"])
+def test_commands_are_whole_on_a_narrow_terminal(topic: str):
+    """In code, whose lines stay as long as they are; and in text, as far as a line has room for them."""
+    code, out = on_a_terminal(topic, PAGER="cat", NO_COLOR="1", columns=60)
+    assert code == 0
+    text = find_topic([topic]).text
+    fences = re.findall(r"^```\w+\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line.rstrip() for fence in fences for line in fence.splitlines()]
+    assert len(lines) > 10
+    shown = {line.strip() for line in out.splitlines()}
+    assert [line for line in lines if line.strip() not in shown] == []
+    prose = re.sub(r"^```.*?^```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    commands = {" ".join(found.split()) for found in re.findall(r"`(tokenaudit [^`]*)`", prose)}
+    assert [command for command in commands if len(command) < 50 and command not in out] == []
+
+
+def test_the_list_of_topics_fits_a_narrow_terminal():
+    out = on_a_terminal(columns=60, lines=100)[1]
+    assert max(map(len, out.splitlines())) <= 60
+
+
+def test_the_example_of_a_command_is_one_line():
+    shown = subprocess.run(
+        [sys.executable, "-m", "tokenaudit", "gate", "--help"],
+        env=os.environ | {"COLUMNS": "60"}, capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    assert (
+        "Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'\n" in shown.stdout
+    )
 
 
 @pytest.mark.parametrize("command", ["--help", "audit --help", "help metrics"])

@@ -24,7 +24,7 @@ def written(path: str | Path) -> Config:
 def test_the_sample_replays_as_under_its_own_config(run_cli: Callable[..., Ran]):
     ran = run_cli("init", SAMPLE)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == f"tokenaudit.toml: a config of 2 tasks; next: tokenaudit replay {SAMPLE} -c tokenaudit.toml\n"
+    assert ran.out == f"tokenaudit.toml: a config of 2 tasks; next:\n  tokenaudit replay {SAMPLE} -c tokenaudit.toml\n"
     assert written("tokenaudit.toml") == config_of("sample")
     own = json.loads(run_cli("replay", SAMPLE, "--isolated", "--groups", "--format", "json").out)
     mine = json.loads(run_cli("replay", SAMPLE, "-c", "tokenaudit.toml", "--groups", "--format", "json").out)
@@ -33,6 +33,19 @@ def test_the_sample_replays_as_under_its_own_config(run_cli: Callable[..., Ran])
     lint = run_cli("lint", "tokenaudit.toml")
     assert lint.out.splitlines()[0].startswith("tail-batch-zero: task code: ")
     assert lint.out.endswith("tokenaudit.toml: 1 warning\n")
+
+
+def test_a_log_of_puts_alone_says_what_a_replay_waits_for(run_cli: Callable[..., Ran], tmp_path: Path):
+    log = write_log(tmp_path / "log.parquet", [put(1, 1), put(2, 2)])
+    command = f"tokenaudit replay {log} -c tokenaudit.toml"
+    ran = run_cli("init", log)
+    about = "tokenaudit.toml: a config of 1 task; next: set timeline.train_batch_size in it, then"
+    assert ran.out == f"{about}\n  {command}\n"
+    text = Path("tokenaudit.toml").read_text()
+    assert "# The log holds only puts, so a replay needs this.\n# train_batch_size = 24\n" in text
+    assert run_cli(*command.split()[1:]).code == 2
+    Path("tokenaudit.toml").write_text(text.replace("# train_batch_size", "train_batch_size"))
+    assert run_cli(*command.split()[1:]).code == 0
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,7 +128,7 @@ def test_a_trainer_for_a_log_without_a_config(run_cli: Callable[..., Ran]):
 
 def test_a_trainer_alone(run_cli: Callable[..., Ran]):
     ran = run_cli("init", "--for", "xtuner")
-    assert (ran.code, ran.out) == (0, "tokenaudit.toml: a config; next: tokenaudit lint tokenaudit.toml\n")
+    assert (ran.code, ran.out) == (0, "tokenaudit.toml: a config; next:\n  tokenaudit lint tokenaudit.toml\n")
     assert written("tokenaudit.toml").mode == "disaggregated"
     text = Path("tokenaudit.toml").read_text()
     assert "# XTuner: prompt_repeat_k of its SamplerConfig.\n# group_size = 8\n" in text

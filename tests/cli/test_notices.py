@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.builders import put, take, write_log
@@ -85,8 +86,26 @@ def test_a_config_that_is_named_may_hold_defaults_only(run_cli: Any, tmp_path: P
 
 def following(err: str) -> list[str]:
     """The arguments of the command that a notice says to run."""
-    (line,) = (line for line in err.splitlines() if line.startswith("  Run tokenaudit "))
-    return shlex.split(line.removeprefix("  Run tokenaudit "))
+    (line,) = (line for line in err.splitlines() if line.startswith("  Run `tokenaudit "))
+    return shlex.split(line.removeprefix("  Run `tokenaudit ").removesuffix("`"))
+
+
+def test_a_simulation_that_cannot_run_is_no_command(run_cli: Any, tmp_path: Path):
+    golden = ROOT / "tests" / "golden" / "colocated_002" / "log.parquet"
+    lacking = "  It can't run yet: a simulated timeline needs timeline.train_batch_size"
+    for command in ("replay", "explain"):
+        ran = run_cli(command, golden, "--isolated", "-q")
+        assert ran.err.endswith(f"{lacking} (-s timeline.train_batch_size=24)\n")
+    assert run_cli("diff", "--log", golden, "--isolated", "--set-b", "policy.max_staleness=1", "-q").err.count(lacking)
+    config = tmp_path / "golden.toml"
+    config.write_text("[timeline]\ntrain_batch_size = 6\n")
+    ran = run_cli("replay", golden, "-c", config, "-q")
+    assert run_cli(*following(ran.err), "-q").code == 0
+    log = tmp_path / "without_times.parquet"
+    pq.write_table(pq.read_table(golden).drop_columns(["generate_time_us"]), log)
+    ran = run_cli("replay", log, "-c", config, "-q")
+    assert "can't run yet: no put tells how long its tokens took" in ran.err
+    assert ran.err.endswith(" (give one with --token-time-us)\n")
 
 
 def test_replay_gives_the_simulation_that_decides(run_cli: Any, tmp_path: Path):

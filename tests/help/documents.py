@@ -94,7 +94,9 @@ def _commands() -> list[tuple[str, str, str]]:
         assert command.help is not None
         purpose = " ".join(command.help.split("\n\n")[0].split())
         name = command.name or command.callback.__name__
-        found.append((name, purpose.replace("|", "\\|"), command.epilog.removeprefix("\b\nExample: ").replace("|", "\\|")))
+        found.append(
+            (name, purpose.replace("|", "\\|"), command.epilog.removeprefix("\b\nExample: ").replace("|", "\\|"))
+        )
     return found
 
 

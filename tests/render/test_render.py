@@ -21,6 +21,7 @@ from tokenaudit.config.model import parse_config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import plural
 from tokenaudit.render.blocks import (
+    Command,
     Heading,
     Lines,
     Listing,
@@ -295,4 +296,36 @@ def test_charts_of_selected_steps_say_of_which():
     assert [line.rpartition(" up to ")[2] for line in charts["26..28"]] == [
         "23 (step 27 of 26..28)",
         "29.3 % (step 28 of 26..28)",
+    ]
+
+
+def test_a_command_is_never_broken():
+    command = "tokenaudit simulate a/log.parquet -c 'my config.toml' -s tasks.code.max_token_staleness=2"
+    text = f"What bound most is one setting. Run `{command}`, or see tokenaudit explain code/102 for a group."
+    for width in (40, 60, 80, 100):
+        shown = console_text([Command(command), Paragraph(text)], Terminal(width=width))
+        assert shown.splitlines()[0] == f"  {command}"
+        assert f"`{command}`," in shown
+        assert "tokenaudit explain" in shown
+        wide = [line for line in shown.splitlines()[1:] if len(line) > width]
+        assert wide == ([f"  `{command}`,"] if width < len(command) + 5 else [])
+    assert markdown_text([Command(command)]) == f"    {command}\n"
+
+
+def test_lines_in_columns_are_broken_between_columns():
+    rows = [f"    {'816':>5}  completed  {bar:<20}  {runs}" for bar, runs in (("##", "v1x2"), ("#" * 20, "v1x20 v2x1"))]
+    cut = console_text([Listing(rows)], Terminal(width=40)).splitlines()
+    assert cut == [
+        "      816  completed",
+        "           ##                    v1x2",
+        "      816  completed",
+        f"           {'#' * 20}",
+        "           v1x20 v2x1",
+    ]
+    assert console_text([Listing(rows)], Terminal(width=60)).splitlines() == rows
+    long = "put        a column that is longer than the room beside it is broken between words"
+    assert console_text([Listing([long])], Terminal(width=40)).splitlines() == [
+        "put        a column that is longer than",
+        "           the room beside it is broken",
+        "           between words",
     ]

@@ -133,7 +133,7 @@ def _show_warnings(sides: Sequence[Side], request: RunRequest, simulating: Seque
 
     a, b = (side.result for side in sides)
     made = all(side.tape is not None for side in sides)
-    of_a, of_b = (with_command(one.warnings, request, simulating) if made else one.warnings for one in (a, b))
+    of_a, of_b = (with_command(one, request, simulating) if made else one.warnings for one in (a, b))
     for notice in dict.fromkeys((*of_a, *of_b)):
         names = [name for name, notices in (("A", of_a), ("B", of_b)) if notice in notices]
         streams.show_notices([replace(notice, message=f"{' and '.join(names)}: {notice.message}")])

@@ -144,7 +144,7 @@ def _explained(
 
     explanation = explain_loaded(loaded)
     simulated = ["simulate", *map(str, request.paths)]
-    streams.show_notices(with_command(explanation.result.warnings, request, simulated))
+    streams.show_notices(with_command(explanation.result, request, simulated))
     return list(log_blocks(explanation, _next_command(explanation.trials, request))), log_plain(explanation)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -274,18 +274,23 @@ def note_config(settings: Settings, request: RunRequest) -> None:
         streams.note(f"note: config from {settings.source}")
 
 
-def with_command(notices: Iterable[Notice], request: RunRequest, command: Sequence[str]) -> list[Notice]:
-    """Notices of replays; what a simulation decides gets the command that runs it.
+def with_command(result: Result, request: RunRequest, command: Sequence[str]) -> list[Notice]:
+    """The notices of a replay; what a simulation decides gets the command that runs it, or what it would need.
 
     Args:
-        notices: the notices.
+        result: the replay.
         request: what was replayed; its options stand behind the command.
         command: the command and the arguments that no request holds.
     """
     from tokenaudit.replay.notices import COUNTERFACTUAL
 
-    run = command_text(request, command)
-    return [replace(notice, cost=f"Run `{run}`") if notice.code == COUNTERFACTUAL else notice for notice in notices]
+    if all(notice.code != COUNTERFACTUAL for notice in result.warnings):
+        return list(result.warnings)
+    from tokenaudit.simulate.session import simulation_lacks
+
+    lacking = "; ".join(f"{problem.what} ({problem.hint})" for problem in simulation_lacks(request, result))
+    cost = f"It can't run yet: {lacking}" if lacking else f"Run `{command_text(request, command)}`"
+    return [replace(notice, cost=cost) if notice.code == COUNTERFACTUAL else notice for notice in result.warnings]
 
 
 def command_text(request: RunRequest, command: Sequence[str]) -> str:

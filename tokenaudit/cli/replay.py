@@ -85,7 +85,7 @@ def replay(
         for text in loaded.log.unread_notes:
             streams.note(f"note: {text}")
         result = replay_loaded(loaded)
-        notices = with_command(result.warnings, request, ["simulate", *map(str, log)])
+        notices = with_command(result, request, ["simulate", *map(str, log)])
     streams.show_notices(notices)
     if selected is not None:
         whole, result = result, select_steps(result, *selected)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Unpack
 
 from tokenaudit.config.loading import Settings, check_overridden_tasks
-from tokenaudit.config.model import Config, Mode, resolved, task_order
+from tokenaudit.config.model import Config, Mode, parse_config, resolved, task_order
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import Notice, Problem, UsageError
 from tokenaudit.log.digest import Digest
@@ -26,9 +26,10 @@ from tokenaudit.simulate.entries import HINTS, LogEntry, RunStuck, SimulationEve
 from tokenaudit.simulate.event_log import EventLogWriter
 from tokenaudit.simulate.notices import simulation_notices
 from tokenaudit.simulate.run import simulate
+from tokenaudit.simulate.settings import settings_problems
 from tokenaudit.simulate.workload import Workload
 from tokenaudit.simulate.workload_files import read_workload
-from tokenaudit.simulate.workload_from_log import workload_from_log
+from tokenaudit.simulate.workload_from_log import no_token_time, workload_from_log
 
 CLOSED_LOOP = "closed loop"
 """The timeline of a simulated result."""
@@ -99,6 +100,22 @@ def workload_of_log(source: Log, digest: Digest, request: RunRequest) -> LoadedW
     workload = workload_from_log(source, digest, request.token_time_us, order, on_progress)
     quarantined = (digest.quarantined_groups, digest.quarantined_tokens)
     return LoadedWorkload(workload, source, last_step(digest), quarantined, tuple(structure_notices(digest)))
+
+
+def simulation_lacks(request: RunRequest, result: Result) -> list[Problem]:
+    """What a simulation of a replayed log lacks, as far as its config and its columns say.
+
+    Args:
+        request: what was replayed.
+        result: the replay.
+    """
+    config = parse_config(result.config, "replay")
+    timeline = config.timeline.model_copy(update={"steps": 1})  # the log has as many as are needed
+    problems = settings_problems(config.model_copy(update={"timeline": timeline}), result.tasks)
+    log = open_log(request.paths)
+    if request.token_time_us is None and "generate_time_us" not in log.columns:
+        problems.append(no_token_time(log))
+    return problems
 
 
 def _refuse_options_of_logs(request: RunRequest) -> None:

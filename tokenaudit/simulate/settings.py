@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenaudit.config.model import Config, Mode, dotted, require_timeline, task_order, task_sizes
@@ -45,6 +45,20 @@ def run_settings(workload: Workload, config: Config) -> RunSettings:
     Raises:
         ConfigError: keys that are missing, batches that the workload can't fill, numbers that no run has; all at once.
     """
+    settings, problems = _settings(config, list(workload.tasks))
+    problems += _task_problems(workload, config, settings.sizes)
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def settings_problems(config: Config, tasks: Sequence[str]) -> list[Problem]:
+    """What a config lacks for a simulation of some tasks, whatever their workload."""
+    return _settings(config, tasks)[1]
+
+
+def _settings(config: Config, tasks: Sequence[str]) -> tuple[RunSettings, list[Problem]]:
+    """The settings, as far as the config gives them, and what is wrong with it."""
     problems: list[Problem] = []
     sizes: dict[str, int] = {}
     times: DisaggregatedTimes | None = None
@@ -58,7 +72,7 @@ def run_settings(workload: Workload, config: Config) -> RunSettings:
         what = f"a simulation of {steps} steps"
         problems.append(Problem(what, "timeline.steps", f"simulate at most {MAX_STEPS:,} steps"))
     try:
-        sizes = task_sizes(config, task_order(config, list(workload.tasks)))
+        sizes = task_sizes(config, task_order(config, tasks))
     except ConfigError as error:
         problems += error.problems
     if config.mode is Mode.DISAGGREGATED:
@@ -67,10 +81,7 @@ def run_settings(workload: Workload, config: Config) -> RunSettings:
             times = DisaggregatedTimes(*require_timeline(config, keys, needed_by))
         except ConfigError as error:
             problems += error.problems
-    problems += _task_problems(workload, config, sizes)
-    if problems:
-        raise ConfigError(problems)
-    return RunSettings(steps, sizes, times)
+    return RunSettings(steps, sizes, times), problems
 
 
 def _task_problems(workload: Workload, config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:

@@ -183,6 +183,12 @@ def _prior_lens(digest: Digest) -> Int64s:
     return prior
 
 
+def no_token_time(log: Log) -> Problem:
+    """That a log doesn't say how long tokens took."""
+    what = "no put tells how long its tokens took (generate_time_us), so there is no token time"
+    return Problem(what, log.name, "give one with --token-time-us")
+
+
 def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s) -> Int64s:
     """Time per token of every response: of its own rounds, else of its task, else of the log."""
     _check_times(log, times)
@@ -190,8 +196,7 @@ def _token_times(log: Log, puts: _Puts, times: Int64s, task_of_response: Int64s)
     spent = np.where(timed, times, 0).astype(np.float64)
     made = np.where(timed, puts.new_tokens, 0)
     if made.sum() == 0:
-        what = "no put tells how long its tokens took (generate_time_us), so there is no token time"
-        raise LogError(Problem(what, log.name, "give one with --token-time-us"))
+        raise LogError(no_token_time(log))
     count = len(task_of_response)
     total_time = np.zeros(count, dtype=np.int64)
     total_made = np.zeros(count, dtype=np.int64)
