@@ -439,11 +439,12 @@ def test_a_file_in_place_of_a_folder(work, faults):
     ]
 
 
-def test_a_file_that_may_not_be_read(work, load, faults, monkeypatch):
-    # chmod would not stop a superuser.
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
+def refuse(*args, **kwargs):
+    """In place of a mode, which would not stop a superuser."""
+    raise PermissionError(13, "Permission denied")
 
+
+def test_a_file_that_may_not_be_read(work, load, faults, monkeypatch):
     (work / "async.toml").write_text("")
     (work / "pyproject.toml").write_text("[tool.tokenaudit]")
     monkeypatch.setattr("tokenaudit.contracts.files.os.open", refuse)
@@ -454,9 +455,6 @@ def test_a_file_that_may_not_be_read(work, load, faults, monkeypatch):
 
 
 def test_folders_that_may_not_be_searched_hold_no_config(work, load, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
     (work / "tokenaudit.toml").write_text("policy.max_staleness = 1")
     monkeypatch.setattr(Path, "exists", refuse)
     assert load().source == "defaults"

@@ -224,19 +224,8 @@ ABORTED_GROUPS = _metric("aborted_groups", _GROUPS, "groups cut off before they 
 TAIL_BATCH_ROUNDS = _metric("tail_batch_rounds", Unit.ROUNDS, "rounds of a task that began in tail-batch mode")
 RECYCLED_PROMPTS = _metric("recycled_prompts", _GROUPS, "groups begun from prompts of a further pass over the workload")
 
-SIMULATED_METRICS: tuple[Metric, ...] = (
-    TAKEN_AT_US,
-    WALL_TIME_US,
-    TRAINER_WAIT_US,
-    TRAINER_BUSY_US,
-    ROLLOUT_IDLE_US,
-    ROLLOUT_BUSY_US,
-    PRODUCER_PAUSED_US,
-    EXPIRED_BATCH,
-    IN_FLIGHT_GROUPS,
-    ABORTED_GROUPS,
-    TAIL_BATCH_ROUNDS,
-    RECYCLED_PROMPTS,
+SIMULATED_METRICS: tuple[Metric, ...] = tuple(
+    metric for metric in METRICS.values() if metric not in ROW_METRICS and metric.total is not Total.END
 )
 """What a step row of a simulated run holds beyond `ROW_METRICS`, in order."""
 

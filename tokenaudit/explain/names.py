@@ -15,7 +15,7 @@ from tokenaudit.config.toml import dotted
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES, Better, Metric, Rate, Total, Unit
 from tokenaudit.explain.losses import Losses, by_setting
-from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 from tokenaudit.replay.session import LoadedLog, replay_loaded
 
 _TOTALS = {
@@ -226,8 +226,7 @@ def _metric_in(metric: Metric, run: ExplainedRun) -> Iterator[Standing]:
         return
     in_tokens = metric.unit is Unit.TOKENS and metric is not m.PRODUCED_TOKENS
     if metric.total is not Total.STATE:
-        parts = {"total": result.totals} | {f"task {task}": part for task, part in result.totals[TASKS].items()}
-        for where, part in parts.items():
+        for where, part in _totals_by_place(result).items():
             if metric.name in part:
                 yield Standing(where, part[metric.name], part[m.PRODUCED_TOKENS.name] if in_tokens else None)
     known = [(row[metric.name], -row[TRAIN_STEP]) for row in result.steps if row.get(metric.name) is not None]
@@ -239,11 +238,15 @@ def _metric_in(metric: Metric, run: ExplainedRun) -> Iterator[Standing]:
         yield Standing(f"by {setting}", loss.tokens)
 
 
+def _totals_by_place(result: Result) -> dict[str, RowData]:
+    """The totals of the run, and those of each task."""
+    return {"total": result.totals} | {f"task {task}": part for task, part in result.totals[TASKS].items()}
+
+
 def _rate_in(rate: Rate, run: ExplainedRun) -> Iterator[Standing]:
-    totals = run.result.totals
     if any(metric not in run.result.metrics for metric in (*rate.numerator, *rate.denominator)):
         return
-    for where, part in ({"total": totals} | {f"task {task}": part for task, part in totals[TASKS].items()}).items():
+    for where, part in _totals_by_place(run.result).items():
         above, below = (sum(part[metric.name] for metric in side) for side in (rate.numerator, rate.denominator))
         yield Standing(where, above, below)
 

@@ -343,6 +343,6 @@ def _worst_first(verdict: Verdict) -> tuple[int, Fraction]:
     if verdict.outcome is not Outcome.FAILED or verdict.beyond_limit is None or verdict.limit is None:
         return rank, Fraction(0)
     # Relative to the limit, so that rules on tokens and on groups can be ordered; beyond 0 is beyond measure.
-    return rank, -verdict.beyond_limit / abs(verdict.limit) if verdict.limit else Fraction(
-        -(10**12)
-    ) - verdict.beyond_limit
+    if not verdict.limit:
+        return rank, Fraction(-(10**12)) - verdict.beyond_limit
+    return rank, -verdict.beyond_limit / abs(verdict.limit)
