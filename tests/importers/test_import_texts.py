@@ -262,7 +262,7 @@ def test_verl_texts_tell_groups_and_rewards_and_no_tokens(tmp_path: Path):
     assert log.column("reward") == [1, 0.5, 0, 1, 1]
     result = log.replayed()
     assert total(result, "taken_groups", "produced_tokens", "raw_rewards_count", "raw_rewards_sum") == [3, 0, 5, 3.5]
-    assert {Lack.LENGTHS, Lack.VERSIONS, Lack.DROPPED, Lack.GROUPS} <= set(log.imports.limits)
+    assert {Lack.LENGTHS, Lack.VERSIONS, Lack.DROPPED, Lack.PROMPTS} <= set(log.imports.limits)
 
 
 def test_xtuner_trajectories_are_indented_objects_behind_a_summary(tmp_path: Path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tests.importers.importing import Imported, imported
+from tests.importers.importing import Imported, imported, jsonl
+from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import detected
 
@@ -99,3 +102,51 @@ def test_nemo_rl_single_controller_without_targets(tmp_path: Path):
     assert log.column("model_step")[::8] == [10, 10, 10, 11, 11, 11, 12, 12, 11]
     assert log.column("model_step_end")[::8] == [11, None, None, 12, 12, None, None, None, 12]
     assert any(limit.startswith("groups without target_step") for limit in log.imports.limits)
+
+
+def test_verl_groups_of_a_balanced_batch(tmp_path: Path):
+    log = imported_real("verl_balanced_order", tmp_path, "verl")
+    assert (sizes(log), takes(log)) == (Counter({8: 4}), [(1, 4)])
+    assert log.imports.limits[-1] == Lack.PROMPTS
+
+
+def test_verl_validation_is_left_out(tmp_path: Path):
+    log = imported_real("verl_val_beside_train", tmp_path, "verl")
+    assert (sizes(log), takes(log)) == (Counter({8: 8}), [(1, 4), (2, 4)])
+    assert "1 file of validations left out: they train nothing" in log.imports.limits
+    # by the step before any training, whatever the folders are called
+    source = real("verl_step0", tmp_path / "other")
+    (tmp_path / "other" / "train").mkdir()
+    train = (tmp_path / "verl_val_beside_train" / "rollout" / "1.jsonl").rename(
+        tmp_path / "other" / "train" / "1.jsonl"
+    )
+    (source / "1.jsonl").write_bytes(train.read_bytes())
+    log = imported("verl", tmp_path / "other")
+    assert (sizes(log), takes(log)) == (Counter({8: 4}), [(1, 4)])
+    assert "2 files of validations left out: they train nothing" in log.imports.limits
+    # beside training in one folder
+    assert sizes(imported("verl", source)) == Counter({8: 4})
+
+
+def test_verl_validation_alone_is_no_training(tmp_path: Path):
+    for source in (real("verl_step0", tmp_path), real("verl_val_beside_train", tmp_path) / "validation"):
+        with pytest.raises(SourceError, match="the files are those of a validation"):
+            imported("verl", source)
+
+
+def test_verl_scores_may_be_booleans(tmp_path: Path):
+    log = imported_real("verl_score_bool", tmp_path, "verl")
+    assert sizes(log) == Counter({8: 4})
+    lines = (tmp_path / "verl_score_bool" / "1.jsonl").read_text("utf-8").strip().split("\n")
+    scores = [json.loads(line)["score"] for line in lines]
+    assert log.column("reward") == [1.0 if score else 0.0 for score in scores]
+    assert {True, False} == set(scores)
+
+
+def test_equal_prompts_of_one_step_are_noticed(tmp_path: Path):
+    rows = [{"input": name, "output": "", "score": 1, "step": 1} for name in "abcacb" * 2 + "aaaa"]
+    log = imported("verl", jsonl(tmp_path / "dump" / "1.jsonl", *rows))
+    assert (sizes(log), Lack.EQUAL_PROMPTS in log.imports.limits) == (Counter({4: 2, 8: 1}), True)
+    by_uid = [row | {"uid": f"{'ab'[index % 2]}_{index}_0"} for index, row in enumerate(rows)]
+    log = imported("verl", jsonl(tmp_path / "dump" / "1.jsonl", *by_uid))
+    assert (sizes(log), log.imports.limits) == (Counter({8: 2}), (Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS))

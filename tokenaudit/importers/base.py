@@ -57,6 +57,11 @@ class Lack(StrEnum):
         "masks are those of the training: tokens masked for their age can't be told from tokens that are never trained"
     )
     GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
+    PROMPTS = "the source names no groups: responses of one step to equal prompts are taken for a group"
+    EQUAL_PROMPTS = (
+        "some prompts have several times as many responses in a step as others: groups with equal prompts can't be "
+        "told apart, and count as one"
+    )
     RESUME = "versions are stamped when a call ends, so a call that a weight push overtook looks newer than it is"
 
 

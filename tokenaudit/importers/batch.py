@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Precision
+from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Lack, Precision
 from tokenaudit.importers.files import SourceRecord
 from tokenaudit.log.writer import Row
 
@@ -151,20 +151,37 @@ class PromptGroups:
     """Numbers groups where a source names none: consecutive equal prompts are one group.
 
     Prompts are compared by hash, so that none is kept.
+
+    Args:
+        is_reordered: the source reorders its batches before it writes them: all equal prompts of a step are one group.
     """
 
-    def __init__(self) -> None:
-        self._last: int | None = None
+    def __init__(self, *, is_reordered: bool = False) -> None:
+        self._is_reordered = is_reordered
+        self._groups: dict[int, int] = {}
+        self._sizes: Counter[int] = Counter()
         self.group_id = -1
 
     def group_of(self, prompt: object) -> int:
         """The group of the next response."""
         here = hash(repr(prompt))
-        if here != self._last:
-            self._last = here
+        group = self._groups.get(here)
+        if group is None:
+            if not self._is_reordered:
+                self._groups.clear()
             self.group_id += 1
-        return self.group_id
+            group = self._groups[here] = self.group_id
+        self._sizes[group] += 1
+        return group
 
-    def end(self) -> None:
-        """The next response begins a new group, whatever its prompt."""
-        self._last = None
+    def end(self, context: Context) -> None:
+        """The step is over: the next response begins a new group, whatever its prompt.
+
+        Notes prompts that have several times as many responses as others of the step: several of its groups had them.
+        """
+        sizes = Counter(self._sizes.values())
+        usual = max(sizes, key=lambda size: (sizes[size], -size), default=0)
+        if any(size > usual and size % usual == 0 for size in sizes):
+            context.limit(Lack.EQUAL_PROMPTS)
+        self._groups.clear()
+        self._sizes.clear()

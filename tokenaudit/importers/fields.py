@@ -41,10 +41,13 @@ def length(data: Mapping[str, Any], name: str) -> int:
 
 
 def number(value: object, name: str) -> float | None:
-    """A finite number; None where it is missing or not finite. Raises a `FieldFault` if it is something else."""
+    """A finite number; None where it is missing or not finite. Raises a `FieldFault` if it is something else.
+
+    True and False are 1 and 0: rewards and scores may be whether an answer was right.
+    """
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
         raise FieldFault(f"{name} is {shown(value)}", "it is a number")
     try:
         real = float(value)

@@ -38,7 +38,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
     for path in files:
         yield from trained_batches(parquet_records(path, columns, context), response, str(path), context)
-        prompts.end()
+        prompts.end(context)
 
 
 IMPORTER = Importer(

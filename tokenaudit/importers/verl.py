@@ -9,12 +9,14 @@ version. Both lack what was dropped, filtered or left over. Read: verl-project/v
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tokenaudit.contracts.errors import Problem, SourceError, plural
 from tokenaudit.importers import batch, dumps
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.dumps import columns_of, fields_of, items_of, plain, scalar
@@ -22,29 +24,59 @@ from tokenaudit.importers.fields import integer, length, number, stable_id, vers
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
 
+_PLACE_IN_GROUP = re.compile(r"_\d+_\d+$", re.ASCII)
+"""What follows the uid of the prompt in that of a response: its session, and its output of that."""
+_VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|evaluation)(?:$|[^a-z])", re.IGNORECASE)
+
 
 def _read_texts(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    prompts, rollout_ids = batch.PromptGroups(), itertools.count()
+    prompts, rollout_ids = batch.PromptGroups(is_reordered=True), itertools.count()
 
     def response(data: dict[str, Any]) -> batch.TrainedResponse:
         step = integer(data, "step", low=1)
-        group = batch.GroupKey(context.task(data.get("data_source")), _group_id(data, prompts, context))
+        group = batch.GroupKey(context.task(data.get("data_source")), _group_id(step, data, prompts, context))
         return batch.TrainedResponse(
             step, group, batch.unversioned_row(next(rollout_ids), number(data.get("score"), "score"))
         )
 
-    for path in files:
+    for path in _trained_texts(files, context):
         yield from batch.trained_batches(json_records(path, context), response, str(path), context)
-        prompts.end()
+        prompts.end(context)
 
 
-def _group_id(data: dict[str, Any], prompts: batch.PromptGroups, context: Context) -> int:
-    """The prompt's part of `uid`, which is `<prompt uid>_<session>_<index>`; else consecutive equal inputs."""
+def _trained_texts(files: Sequence[Path], context: Context) -> list[Path]:
+    """The files without those of a validation, which look the same (trainer.validation_data_dir).
+
+    Such are those of a folder that is called so, and those of step 0, before any training, with all of their folder
+    if training stands in another one.
+
+    Raises:
+        SourceError: there are no others.
+    """
+    folders = {path.parent for path in files}
+    named = {folder for folder in folders if _VALIDATION.search(folder.name)}
+    before = {path.parent for path in files if path.stem == "0"}
+    left_out = named | before if folders - named - before else named
+    kept = [path for path in files if path.parent not in left_out and path.stem != "0"]
+    passed_over = len(files) - len(kept)
+    if not kept:
+        hint = "name the folder of trainer.rollout_data_dir; one that is called like a validation must be renamed"
+        raise SourceError(Problem("the files are those of a validation", str(files[0]), hint))
+    if passed_over:
+        context.limit(f"{plural(passed_over, 'file')} of validations left out: they train nothing")
+    return kept
+
+
+def _group_id(step: int, data: dict[str, Any], prompts: batch.PromptGroups, context: Context) -> int:
+    """The prompt's part of `uid`, which is `<prompt uid>_<session>_<index>`; else equal inputs of a step.
+
+    By default a batch is reordered before it is written (trainer.balance_batch), so groups don't stand together.
+    """
     uid = data.get("uid")
-    if isinstance(uid, str) and uid.count("_") >= 2:
-        return stable_id(uid.rsplit("_", 2)[0])
-    context.limit(Lack.GROUPS)
-    return prompts.group_of(data.get("input"))
+    if isinstance(uid, str) and uid:
+        return stable_id(_PLACE_IN_GROUP.sub("", uid))
+    context.limit(Lack.PROMPTS)
+    return prompts.group_of((step, data.get("input")))
 
 
 def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
@@ -66,7 +98,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
 
         def group(index: int) -> batch.GroupKey:
             task_name = context.task(dumps.name_of(tag_of(index).get("data_source")))
-            return batch.GroupKey(task_name, stable_id(str(plain(keys[index])).rsplit("_", 2)[0]))
+            return batch.GroupKey(task_name, stable_id(_PLACE_IN_GROUP.sub("", str(plain(keys[index])))))
 
         def row(index: int) -> Row:
             dump.spend_response()

@@ -151,7 +151,7 @@ def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Impo
     for path in files:
         step = step_in_name(path, r"_(\d+)\.jsonl$", low=1)
         yield from batch.trained_batches(json_documents(path, context), partial(response, step), str(path), context)
-        prompts.end()
+        prompts.end(context)
 
 
 _READS = (
