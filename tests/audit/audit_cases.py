@@ -110,7 +110,7 @@ CASES: dict[str, Case] = {
     "value-out-of-range": Case(one(train_step=-1), one(train_step=0), "train_step is -1"),
     "length-missing": Case(
         [put(1, 1, tokens=None), put(2, 2)], [put(1, 1, tokens=None, response_ids=[5]), put(2, 2)],
-        "nothing tells the length of the response",
+        "nothing gives the length of the response",
     ),
     "prior-len-too-long": Case(one(prior_len=4), one(prior_len=3), "prior_len is 4 for 3 tokens"),
     "logprob-length-mismatch": Case(
@@ -280,7 +280,7 @@ CASES: dict[str, Case] = {
     "reward-missing": Case(
         [*members(1, 9, {"reward": 1.0}, {"reward": None}), take(2, 1)],
         [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), take(2, 1)],
-        "no reward at the take of step 1, while mates have one", config=LIMIT_3,
+        "no reward at the take of step 1, while other members of its group have one", config=LIMIT_3,
     ),
     "rollout-in-two-groups": Case(
         [put(1, 3, 12), put(2, 4, 12)], [put(1, 3, 12), put(2, 3, 12), put(3, 4, 12, task_name="math")],
@@ -328,7 +328,7 @@ CASES: dict[str, Case] = {
     "fresh-tokens-lost": Case(
         [*members(1, 3, {"response_model_steps": [1] * 4}, {}, train_step=4, model_step=3), refresh(2, 5)],
         [*members(1, 3, {"response_model_steps": [2] * 4}, {}, train_step=4, model_step=3), refresh(2, 5)],
-        "4 tokens of fresh members lost with 1 group whose mate expired", config=LIMIT_3, severity="warning",
+        "4 tokens of fresh members lost with 1 group of which a member expired", config=LIMIT_3, severity="warning",
     ),
     "silent-discard": Case(
         [put(1, 3), refresh(2, 4)], [put(1, 3), refresh(2, 3)],

@@ -210,7 +210,9 @@ def test_the_same_rollout_id_in_another_group_is_no_duplicate(tmp_path: Path):
 def test_an_infinite_reward_is_none(tmp_path: Path):
     rows = [put(1, 3, 30, reward=float("inf")), put(1, 3, 31, reward=1.0), take(2)]
     report = audited(tmp_path / "log", rows, policy(3))
-    assert messages(report, "reward-missing") == ["no reward at the take of step 1, while mates have one"]
+    assert messages(report, "reward-missing") == [
+        "no reward at the take of step 1, while other members of its group have one"
+    ]
 
 
 def test_a_group_put_again_while_it_waits_as_completed_uses_its_id_twice(tmp_path: Path):

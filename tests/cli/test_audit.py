@@ -107,7 +107,7 @@ def test_rules_are_selected_by_code_beginning_or_name(
         (("--ignore", "mask-lenght"), "no audit rule is called 'mask-lenght'"),
         (("--select", "M001", "--ignore", "M"), "no rule is left"),
         (("--baseline", "absent.json"), "can't read the baseline"),
-        (("-o", "report.pdf"), "can't tell a format"),
+        (("-o", "report.pdf"), "knows no format"),
     ],
 )
 def test_what_can_not_be_done_is_a_usage_error(options: tuple[str, ...], what: str, run_cli, tmp_path: Path):

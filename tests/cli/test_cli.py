@@ -219,7 +219,7 @@ def test_steps_that_are_not_there_are_an_error_and_write_nothing(run_cli, tmp_pa
         (["replay", "{sample}", "--nope"], "No such option: --nope"),
         (["replay", "{sample}", "--format", "xml"], "xml"),
         (["replay", "{sample}", "--timeline", "real"], "real"),
-        (["replay", "{sample}", "-o", "x.xls"], "-o can't tell a format from the extension '.xls'"),
+        (["replay", "{sample}", "-o", "x.xls"], "-o knows no format by the extension '.xls'"),
         (["replay", "{sample}", "-o", "no/x.json"], "-o names a folder that isn't there"),
         (["replay", "{sample}", "-o", "."], "-o"),
         (["inspect", "no.parquet"], "there is no such file or folder"),

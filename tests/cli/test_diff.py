@@ -82,7 +82,7 @@ def test_saved_results(log: Path, tmp_path: Path, run_cli: Run):
     ran = run_cli("diff", "one.json", "zero.json", "-q")
     assert ran.code == 0
     assert "trained in A, discarded in B" in ran.out
-    assert "saved results don't tell why" in ran.out
+    assert "saved results don't say why" in ran.out
     bare = run_cli("diff", "one-bare.json", "zero.json", "-q")
     assert "fates of groups: not available; A has no group ids: save with --groups" in bare.out
     mixed = data(run_cli("diff", "one.json", "zero.toml", "--log", log, *JSON))

@@ -123,7 +123,7 @@ def test_without_rules_nothing_may_get_worse(head: Path, base: Path, run_cli: Ru
         (["--rule", "expired_groups <= 9", "--summary"], "GITHUB_STEP_SUMMARY"),
         (["--rule", "expired_groups <= 9", "-c", "x.toml"], "would need the log"),
         (["--baseline", "base.json", "--write-baseline", "new.json"], "exclude each other"),
-        (["--write-baseline", "new.txt"], "--write-baseline can't tell a format"),
+        (["--write-baseline", "new.txt"], "--write-baseline knows no format"),
         (["--write-baseline", "new.json", "-o", "new.json"], "--write-baseline would overwrite"),
         (["--write-baseline", "head.json"], "overwrite what is being read"),
     ],

@@ -104,7 +104,7 @@ def test_a_simulation_that_cannot_run_is_no_command(run_cli: Any, tmp_path: Path
     log = tmp_path / "without_times.parquet"
     pq.write_table(pq.read_table(golden).drop_columns(["generate_time_us"]), log)
     ran = run_cli("replay", log, "-c", config, "-q")
-    assert "can't run yet: no put tells how long its tokens took" in ran.err
+    assert "can't run yet: no put says how long its tokens took" in ran.err
     assert ran.err.endswith(" (give one with --token-time-us)\n")
 
 

@@ -247,7 +247,7 @@ def test_a_run_that_cannot_go_on_shows_its_rows_and_says_why(run_cli: Any, tmp_p
         (["--steps", "2", "-s", "tasks.defualt.weight=1"], "there is no task 'defualt'\n  at: workload.parquet"),
         (["--steps", "2", "--token-time-us", "5"], "--token-time-us is for logs, and this is a workload"),
         (["--steps", "2", "-o", "a.parquet", "-o", "b.parquet"], "-o names more than one event log"),
-        (["--steps", "2", "-o", "rows.xlsx"], "-o can't tell a format"),
+        (["--steps", "2", "-o", "rows.xlsx"], "-o knows no format"),
         (["--steps", "2", "--show-steps", "x"], "--show-steps 'x' is no range"),
     ],
 )

@@ -101,7 +101,7 @@ def test_without_times_the_log_is_replayed(run_cli):
     arguments = ("explain", BUFFER / "log.parquet", "-c", BUFFER / "config.toml", "-q")
     ran = run_cli(*arguments)
     assert (ran.code, ran.err) == (0, "")
-    assert "no simulation: no put tells how long its tokens took (generate_time_us)" in " ".join(ran.out.split())
+    assert "no simulation: no put says how long its tokens took (generate_time_us)" in " ".join(ran.out.split())
     assert "counterfactual" in ran.out
     data = json.loads(run_cli(*arguments, "--format", "json").out)
     trial = data["trials"]["tried"][0]

@@ -38,7 +38,7 @@ versions: exact, segment, span, start, none; counted in train steps, initial wei
 reads: {columns}
 not read: extra (--map theirs=ours)
 first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
-can't be told:
+can't be known:
   - {timeline}
 """
 

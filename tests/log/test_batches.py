@@ -176,9 +176,9 @@ def test_rows_that_no_response_is_long_enough_for(tmp_path: Path):
     lying = table(lengths, versions=[[3] * 10] * 20 + [[3] * 1500])
     assert refused(path, lying).startswith("lists of 1700 elements for responses of 210 tokens")
     untold = table([10] * 20 + [4000]).drop_columns(["response_len"])
-    assert "doesn't tell the length of every response" in refused(path, untold)
+    assert "doesn't give the length of every response" in refused(path, untold)
     partly = table([10] * 20 + [4000], response_len=pa.array([None] + [10] * 19 + [4000]))
-    assert "doesn't tell the length of every response" in refused(path, partly)
+    assert "doesn't give the length of every response" in refused(path, partly)
 
 
 @pytest.mark.usefixtures("small_limits")

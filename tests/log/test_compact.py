@@ -170,7 +170,7 @@ def test_ids_that_differ_become_a_prior_length(tmp_path: Path):
     assert pq.read_table(small)["prior_len"].to_pylist() == [None, 0]
     small = compacted(twice([7, 8, 9], ([0, 0], [0, 0, 1])), tmp_path / "small.parquet")
     assert pq.read_table(small)["prior_len"].to_pylist() == [None, None]
-    with pytest.raises(LogError, match="only response_ids tell what 1 responses continue from"):
+    with pytest.raises(LogError, match="only response_ids say what 1 responses continue from"):
         compacted(twice([7, 8, 9], ([0, 0], [1, 1, 1])), tmp_path / "small.parquet")
 
 
@@ -194,7 +194,7 @@ def test_masks_of_runs_only_where_they_are_known(run_cli, tmp_path: Path):
     write(tmp_path / "log.parquet", rows)
     ran = run_cli("mask", "log.parquet", "-o", "masks.parquet", "--isolated")
     assert ran.code == 2
-    assert "nothing tells which tokens of a response are in the loss" in ran.err
+    assert "nothing says which tokens of a response are in the loss" in ran.err
     for later in (0, 1):
         rows[0]["response_version_runs"] = [run(0, 2), run(later, 1, 0)]
         write(tmp_path / "log.parquet", rows)
@@ -230,7 +230,7 @@ def test_a_workload_needs_to_know_which_tokens_are_in_the_loss(run_cli, tmp_path
     )
     ran = run_cli("workload", "log.parquet", "-o", "w.parquet", "--token-time-us", "1")
     assert (ran.code, ran.out) == (2, "")
-    assert "a run tells how many of its tokens are in the loss, and not which" in ran.err
+    assert "a run says how many of its tokens are in the loss, and not which" in ran.err
     assert "log.parquet, row 1, column response_version_runs" in ran.err
 
 

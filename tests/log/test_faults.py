@@ -172,7 +172,7 @@ FAULTS: dict[str, tuple[FaultKind, str, int, str, list[Row], list[Row]]] = {
         [put(1), take(2, TOO_LARGE)], [put(1), take(2, TOO_LARGE - 1)],
     ),
     "no length": (
-        FaultKind.NO_LENGTH, "response_len", 1, "nothing tells the length of the response",
+        FaultKind.NO_LENGTH, "response_len", 1, "nothing gives the length of the response",
         [put(1), put(2, 2, tokens=None)], [put(1), put(2, 2, tokens=None, response_model_steps=[])],
     ),
     "prior_len too long": (
@@ -615,7 +615,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Path], str, str | None]] = {
     "missing column": (renamed("group_id", "groupid"), "column 'group_id' is missing", "nearest: 'groupid'"),
     "no column of lengths": (
         lambda folder: rewritten(folder, lambda table: table.drop_columns(["response_len", "response_model_steps"])),
-        "no column tells the length of a response", None,
+        "no column gives the length of a response", None,
     ),
     "float versions": (
         with_column("response_model_steps", pa.array([[0.5]] * 50)),

@@ -416,7 +416,7 @@ def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
     ("response", "message"),
     [
         ({"response_len": 3}, "rollout_id is missing"),
-        ({"rollout_id": 1}, "nothing tells the length"),
+        ({"rollout_id": 1}, "nothing gives the length"),
         ({"rollout_id": 1, "response_len": 3, "rewards": 1.0}, "'rewards' is no column of a response"),
         ({"rollout_id": 1, "response_len": -1}, "response_len is -1"),
         ({"rollout_id": 1, "response_len": True}, "response_len is True"),

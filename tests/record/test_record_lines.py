@@ -87,7 +87,7 @@ def test_faulty_lines_are_told_and_the_others_recorded(tmp_path: Path, run_cli):
         "unknown event 'tak'\n  at: " + f"{path}, line 3\n  hint: did you mean 'take'?",
         "'batchsize' is no field of a take",
         "batch_size is missing",
-        f"nothing tells the length of the response\n  at: {path}, line 6, response 0 of group 7",
+        f"nothing gives the length of the response\n  at: {path}, line 6, response 0 of group 7",
         "responses is no list of objects",
         "JSON nested too deep",
         f"8 lines could not be recorded\n  at: {path}\n",

@@ -282,7 +282,7 @@ def test_prior_lengths_that_are_not_recorded_are_told_from_the_versions(tmp_path
 
 def test_a_log_without_times_needs_a_token_time(tmp_path: Path):
     rows = [log_row(1, 1), log_row(2, 2, response_len=6)]
-    with pytest.raises(LogError, match="no put tells how long its tokens took"):
+    with pytest.raises(LogError, match="no put says how long its tokens took"):
         derived(tmp_path, rows)
     assert derived(tmp_path, rows, token_time_us=7).tasks["default"].responses.token_time_us.tolist() == [7, 7]
 

@@ -79,7 +79,7 @@ def _output_problems(
     if path.is_dir():
         yield Problem(f"{option} names a folder", str(path), "name a file in it")
     elif path.suffix.lower() not in suffixes:
-        what = f"{option} can't tell a format from the extension {path.suffix!r}"
+        what = f"{option} knows no format by the extension {path.suffix!r}"
         yield Problem(what, str(path), f"extensions: {', '.join(suffixes)}")
     elif not path.parent.is_dir():
         yield Problem(f"{option} names a folder that isn't there", str(path), f"create {path.parent} first")

@@ -171,7 +171,7 @@ def compare_outcomes(a: pl.DataFrame, b: pl.DataFrame, *, from_ids: bool, with_i
             total = None if from_ids or tokens is None else int(part.select(tokens.sum()).item())
             changes.append(GroupChange(label, part.height, total, _ids(part) if with_ids else {}))
     changed = pl.concat(parts).unique().height if parts else 0
-    missing = "saved group ids give no tokens, and don't tell masks or fresh members" if from_ids else ""
+    missing = "saved group ids give no tokens, no masks and no fresh members" if from_ids else ""
     return GroupChanges(joined.height, changed, tuple(changes), missing)
 
 

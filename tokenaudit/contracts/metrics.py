@@ -126,7 +126,7 @@ RESET_TOKENS = _metric("reset_tokens", _TOKENS, "tokens of expired responses tha
 DISCARDED_GROUPS = _metric("discarded_groups", _GROUPS, "expired groups that are lost")
 DISCARDED_STALE_TOKENS = _metric("discarded_stale_tokens", _TOKENS, "tokens of the expired responses of lost groups")
 DISCARDED_FRESH_TOKENS = _metric(
-    "discarded_fresh_tokens", _TOKENS, "tokens of fresh responses lost with an expired mate"
+    "discarded_fresh_tokens", _TOKENS, "tokens of fresh responses lost with an expired member of their group"
 )
 
 TAKEN_GROUPS = _metric("taken_groups", _GROUPS, "groups in the batch")

@@ -167,7 +167,7 @@ COLUMNS: tuple[Column, ...] = (
         "version_precision",
         ColumnType.TEXT,
         _PUT,
-        "how well the source tells versions: `exact` (default), `segment`, `span`, `start` or `none`",
+        "how well the source knows versions: `exact` (default), `segment`, `span`, `start` or `none`",
     ),
     _read("response_mask", ColumnType.MASK_LIST, _PUT, "semantic mask, non-zero = in the loss; null: all ones"),
     _read(

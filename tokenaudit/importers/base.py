@@ -44,17 +44,18 @@ class Lack(StrEnum):
     )
     DROPPED = (
         "the source holds trained batches only: groups that were dropped, filtered or left over are missing, so "
-        "expired groups, dropped tokens and produced tokens of the run can't be told"
+        "expired groups, dropped tokens and produced tokens of the run can't be known"
     )
     CANCELLED = "generation cancelled in flight leaves no record: its tokens are missing from produced tokens"
     SNAPSHOT = "the source is what one buffer held at one moment: what came and went before is missing"
-    VERSIONS = "responses without versions: their staleness can't be told, only assumed with timeline.stamp_missing"
+    VERSIONS = "responses without versions: their staleness can't be known, only assumed with timeline.stamp_missing"
     SPANS = "responses whose versions are known as spans only: token counts behind them are intervals"
     STARTS = "responses of which only the version at the start is known: token counts behind it are intervals"
-    LENGTHS = "the source holds texts, not tokens: lengths are 0 and no token count can be told"
+    LENGTHS = "the source holds texts, not tokens: lengths are 0 and no token count can be known"
     MASK = "the source records no mask: every token counts as trainable"
     TRAINED_MASK = (
-        "masks are those of the training: tokens masked for their age can't be told from tokens that are never trained"
+        "masks are those of the training: tokens masked for their age can't be distinguished from tokens that are "
+        "never trained"
     )
     GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
     PROMPTS = "the source names no groups: responses of one step to equal prompts are taken for a group"

@@ -32,7 +32,7 @@ def missing_columns(
             )
     if table is COLUMNS and not present.intersection(_LENGTH_COLUMNS):
         hint = nearest_hint("response_len", unknown, "columns that are not read")
-        what = f"no column tells the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
+        what = f"no column gives the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
         yield Problem(what, f"{path}: {_listing(there)}", hint)
 
 

@@ -200,7 +200,7 @@ def _prior_lengths(digest: Digest) -> tuple[Int64s, Bools]:
         if not _runs_tell(digest, row)
     ]
     if needed:
-        what = f"only response_ids tell what {len(needed)} responses continue from"
+        what = f"only response_ids say what {len(needed)} responses continue from"
         where = f"{digest.name}, row {digest.log_row[needed[0]]} of the log"
         raise LogError(Problem(what, where, "record prior_len, or keep the log as it is"))
     return known, is_unknown & ~differs

@@ -262,7 +262,7 @@ def batch_rows(piece: Piece, lists: list[str], share: int = 1) -> int:
     where = piece.place
     if lengths is None:
         if elements > MAX_UNBOUNDED_ELEMENTS:
-            what = f"a row group holds {elements} list elements and doesn't tell the length of every response"
+            what = f"a row group holds {elements} list elements and doesn't give the length of every response"
             hint = f"write response_len, or row groups of up to {MAX_UNBOUNDED_ELEMENTS} elements"
             raise LogError(Problem(what, where, hint))
         return rows

@@ -171,7 +171,7 @@ NO_LENGTH = StructuralCheck(
     "response_len",
     (_PUT,),
     lambda rows: (rows["response_len"] == ABSENT) & (rows["tokens"] < 0),
-    lambda *_: "nothing tells the length of the response",
+    lambda *_: "nothing gives the length of the response",
 )
 NULL_VERSION = _null_element("response_model_steps", "versions_null")
 NULL_IN_MASK = _null_element("response_mask", "mask_null")

@@ -188,7 +188,7 @@ def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, o
     if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
         hint = "let version runs end where the mask changes, or use the log they were made from"
         raise LogError(
-            Problem("nothing tells which tokens of a response are in the loss", batch.places.text(batch.rows), hint)
+            Problem("nothing says which tokens of a response are in the loss", batch.places.text(batch.rows), hint)
         )
     if not has_mask.any() and run_trainable.all():
         return None

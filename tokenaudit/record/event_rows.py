@@ -282,7 +282,7 @@ def _lengths(row: Row, where: str) -> Iterator[Problem]:
     if "response_len" not in row:
         tokens = row.get("response_ids", versions)
         if tokens is None:
-            yield Problem("nothing tells the length of the response", where, "give response_len")
+            yield Problem("nothing gives the length of the response", where, "give response_len")
             return
         row["response_len"] = len(tokens)
     length = row["response_len"]

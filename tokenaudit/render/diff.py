@@ -117,7 +117,7 @@ def divergence_lines(comparison: Comparison) -> list[str]:
     lines = [f"first difference {step}" + (f": {names}" if names else "")]
     lines += [printable(line) for line in divergence.why]
     if not divergence.why:
-        lines.append("saved results don't tell why: compare configs with --log")
+        lines.append("saved results don't say why: compare configs with --log")
     return lines
 
 

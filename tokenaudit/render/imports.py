@@ -60,7 +60,7 @@ def plan_blocks(
         lines.append(f"not read: {left_out_text(importer, context)}")
     lines.append(f"first put: {_put(first_put)}")
     limits = dict.fromkeys([*importer.lacks, *context.limits])
-    lines.append("can't be told:" if limits else "can't be told: nothing is left out")
+    lines.append("can't be known:" if limits else "can't be known: nothing is left out")
     yield Heading("tokenaudit import")
     yield Listing([*lines, *(f"  - {limit}" for limit in limits)])
 

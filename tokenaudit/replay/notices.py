@@ -155,7 +155,7 @@ def _put_notices(digest: Digest) -> Iterator[Notice]:
     is_put = _is_put(digest)
     assumed = int(((responses.prior_len == PRIOR_ASSUMED) & (responses.previous >= 0)).sum())
     if assumed:
-        message = f"{assumed} responses are put again, and nothing tells whether they go on from their earlier tokens"
+        message = f"{assumed} responses are put again, and nothing says whether they go on from their earlier tokens"
         cost = "They count as begun anew. Record prior_len, or the versions of the tokens that were there before."
         yield Notice("prior-len-unknown", message, cost)
     future, known = future_tokens(digest)

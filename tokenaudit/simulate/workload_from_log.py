@@ -185,7 +185,7 @@ def _prior_lens(digest: Digest) -> Int64s:
 
 def no_token_time(log: Log) -> Problem:
     """That a log doesn't say how long tokens took."""
-    what = "no put tells how long its tokens took (generate_time_us), so there is no token time"
+    what = "no put says how long its tokens took (generate_time_us), so there is no token time"
     return Problem(what, log.name, "give one with --token-time-us")
 
 
@@ -265,7 +265,7 @@ def _masks_at(batch: LogBatch, rows: Int64s) -> SemanticMasks:
     of_runs = masks_of_runs(recorded)
     if of_runs.is_unknown.any():
         path, row = batch.places.at(int(rows[np.argmax(of_runs.is_unknown)]))
-        what = "a run tells how many of its tokens are in the loss, and not which"
+        what = "a run says how many of its tokens are in the loss, and not which"
         raise LogError(
             Problem(
                 what,

@@ -222,7 +222,7 @@ def _unfinished_replayed(case: Case, findings: Findings) -> None:
 
 
 @rule("G009", "rollout-in-two-groups", Severity.WARNING,
-      "A rollout_id was put in one group and then in another, so it can't tell responses apart.",
+      "A rollout_id was put in one group and then in another, so it doesn't distinguish responses.",
       "Number rollouts once per task, and add a part that is new for every run.")  # fmt: skip
 def _rollout_in_two_groups(case: Case, findings: Findings) -> None:
     table = case.table
@@ -290,7 +290,9 @@ def _reward_missing(case: Case, findings: Findings) -> None:
         taken, rows = replayed.taken[place], replayed.put_rows(replayed.taken[place].put)
         if unscored[place] < members[place]:
             for row in rows[is_unscored[rows]].tolist():
-                text = f"no reward at the take of step {taken.event.train_step}, while mates have one"
+                text = (
+                    f"no reward at the take of step {taken.event.train_step}, while other members of its group have one"
+                )
                 findings.add(table.subject(row), text)
         elif has_rewards:
             text = f"no member had a reward at the take of step {taken.event.train_step}"

@@ -37,7 +37,7 @@ _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
 
 @rule("L008", "fresh-tokens-lost", Severity.WARNING,
-      "Fresh members were discarded because a mate expired.",
+      "Fresh members were discarded because another member of their group expired.",
       "Set tail_batch_trigger_size to 0 or more: then they are kept.",
       Fact.REPLAY, Fact.NO_RETRY)  # fmt: skip
 def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
@@ -49,7 +49,8 @@ def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
             tokens[expired.event.task_name] += fresh
     findings.add_checked(len(case.replayed.expired), "expired groups")
     for task, count in tokens.items():
-        text = f"{plural(count, 'token')} of fresh members lost with {plural(groups[task], 'group')} whose mate expired"
+        of_groups = f"{plural(groups[task], 'group')} of which a member expired"
+        text = f"{plural(count, 'token')} of fresh members lost with {of_groups}"
         findings.cost_tokens += count
         findings.add(Subject(task), text)
 

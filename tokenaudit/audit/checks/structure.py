@@ -113,7 +113,7 @@ def _value_out_of_range(case: Case, findings: Findings) -> None:
 
 
 @rule("S013", "length-missing", Severity.ERROR,
-      "Nothing tells how long a response is.",
+      "Nothing gives the length of a response.",
       "Give response_len, response_ids or a full response_model_steps.")  # fmt: skip
 def _length_missing(case: Case, findings: Findings) -> None:
     add_faults(case, findings, faulty.NO_LENGTH)
