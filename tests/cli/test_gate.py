@@ -477,6 +477,8 @@ def test_the_worse_config_fails_against_the_baseline_of_the_good_one(run_cli):
     assert "worst step 27: 304,335 (baseline 79,172); worst task there code: 238,503 (baseline 70,970)" in bad.out
     assert "warning: task math: max_token_staleness 1" in bad.err
     assert "dropped_tokens" not in bad.err
+    assert bad.err.endswith(f"note: why tokens were lost: tokenaudit explain {SAMPLE} -c {WORSE}\n")
+    assert "note:" not in run_cli("gate", SAMPLE, "-c", WORSE, "--baseline", "baseline.json", *rules, "-q").err
 
 
 def test_a_task_that_is_gone_is_not_judged(tmp_path: Path, run_cli: Run):

@@ -31,10 +31,11 @@ from tokenaudit.contracts.metrics import (
     Better,
 )
 from tokenaudit.log.files import open_log
-from tokenaudit.render.diff import change_cells, divergence_lines
+from tokenaudit.render.diff import change_cells, divergence_lines, step_lines
 from tokenaudit.replay.ledger import combined, count
 from tokenaudit.replay.open_loop import replay, run_tasks
 from tokenaudit.replay.request import RunRequest
+from tokenaudit.replay.result import select_steps
 from tokenaudit.replay.session import LoadedLog, digest_for, replay_loaded
 
 
@@ -305,6 +306,17 @@ def test_steps_that_one_side_lacks_are_told():
     assert shorter.only_b == (2, 3)
     assert shorter.divergence is not None
     assert shorter.divergence.why == ("only B has this step",)
+
+
+def test_steps_that_a_selection_leaves_out_are_not_lacking():
+    a = made_result([{}, {"math": {"dropped_tokens": 5}}, {"math": {"dropped_tokens": 7}}])
+    b = made_result([{"math": {"dropped_tokens": 3}}, {"math": {"dropped_tokens": 5}}])
+    compared = compare(Side("a", select_steps(a, 2, 3)), Side("b", b))
+    assert (compared.only_a, compared.only_b) == ((3,), ())
+    assert compared.divergence is not None
+    assert compared.divergence.train_step == 3
+    assert step_lines(compared) == ["1 step only in A: 3", "of the steps, only 2..3 are compared"]
+    assert step_lines(compare(Side("a", a), Side("b", b))) == ["1 step only in A: 3"]
 
 
 def test_a_step_that_comes_twice_is_compared_row_by_row():

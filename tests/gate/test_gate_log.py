@@ -38,7 +38,10 @@ def test_the_report_is_that_of_the_command(baseline: Path, tmp_path: Path, run_c
     assert ran.code == from_python["exit_code"] == 1
     by_rule = {verdict["rule"]: verdict for verdict in from_python["verdicts"]}
     data = json.loads((tmp_path / "gate.json").read_text())
-    # the command names where a rule stands by its option
+    # each names where a rule stands by what it was given: the command by its option, the function by its argument
+    assert [verdict["source"] for verdict in data["verdicts"]].count("--rule") == len(RULES)
+    for verdict in data["verdicts"]:
+        verdict["source"] = verdict["source"].replace("--rule", "rules")
     assert {verdict.pop("rule"): verdict for verdict in data.pop("verdicts")} == {
         rule: {key: value for key, value in verdict.items() if key != "rule"} for rule, verdict in by_rule.items()
     }
@@ -108,3 +111,10 @@ def test_the_example_for_pytest_runs(monkeypatch: pytest.MonkeyPatch):
     exec(example.replace("20%", "1%"), strict)
     with pytest.raises(AssertionError, match=r"failed: dropped_token_rate <= 1%: 18.43 % .* above the limit 1.00 %"):
         strict[test.__name__]()
+
+
+def test_errors_name_the_argument_that_holds_the_rule():
+    for rule in ("droped_tokens <= 0", "dropped_tokens <= +2%", "dropped_tokens{task=mat} <= 0"):
+        with pytest.raises(RuleError) as raised:
+            gate_log(SAMPLE, [rule], config=CONFIG)
+        assert [str(problem.where).split(":")[0] for problem in raised.value.problems] == ["rules"]

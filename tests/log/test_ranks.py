@@ -318,7 +318,8 @@ def test_clocks_that_put_a_put_outside_its_step(
     other = RankRows(1, 3, numbered([put(0, 9, train_step=step, time_us=time - 3)]))
     expected = (
         "by the clocks of the ranks, events lie outside their train steps as rank 0 records those: rank 1 (1 event, up"
-        f" to {off}); synchronise the clocks of the hosts"
+        f" to {off}); synchronise the clocks of the hosts, or let every rank record the train step that the buffer is"
+        " in"
     )
     warnings = clock_warnings(tmp_path / "log", trainer(with_refresh=with_refresh), other)
     assert warnings == ([expected] if off else [])

@@ -144,7 +144,7 @@ def test_a_folder_with_a_log_is_refused_without_an_option(tmp_path: Path, run_cl
     assert run_cli("record", "--from-jsonl", path, "-o", "log").code == 0
     ran = run_cli("record", "--from-jsonl", path, "-o", "log")
     assert ran.code == 2
-    assert "already holds 1 Parquet file" in ran.err
+    assert "already holds 1 Parquet file\n" in ran.err
     assert run_cli("record", "--from-jsonl", path, "-o", "log", "--append").code == 0
     assert [row["event_id"] for row in pq.read_table(tmp_path / "log").to_pylist()] == [1, 2]
     for options, what in (

@@ -150,6 +150,15 @@ def test_sarif_stands_at_the_line_of_the_rule():
     assert places["trained_token_rate >= -1pp"]["artifactLocation"]["uri"] == "runs/my%20log.parquet"
 
 
+@pytest.mark.parametrize(
+    ("rules", "source"), [(RULES, "rule from --rule"), ([], "rule by default, as none was given")], ids=["given", "none"]
+)
+def test_junit_says_where_a_rule_is_from(rules: list[LocatedRule], source: str):
+    texts = [text for text in ET.fromstring(gate_junit(judge(EMPTY, rules, EMPTY))).itertext() if text.strip()]
+    assert texts
+    assert {text.splitlines()[-1] for text in texts} == {source}
+
+
 def test_github_shows_nine_of_each_level_and_how_many_more():
     commands = [line for line in gate_github(report_of_many_rules(50)).splitlines() if line.startswith("::")]
     for level in ("error", "warning"):

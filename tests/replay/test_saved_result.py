@@ -61,6 +61,12 @@ def test_of_a_fingerprint_that_is_not_known_there_are_no_definitions(fingerprint
     assert result_from_json(saved, "saved.json").metric_definitions == {}
 
 
+@pytest.mark.parametrize("selection", ["", "1", "1..", "a..b", "1..2..3", f"1..{'9' * 5000}"])
+def test_a_selection_is_a_range_of_steps(selection: str):
+    (fault,) = faults(json.loads(BEFORE) | {"selection": selection})
+    assert fault == f"selection: {selection!r:.60} is no range of steps"
+
+
 @pytest.mark.parametrize("amount", [-1, 1])
 def test_no_figure_that_adds_up_can_be_changed_unnoticed(amount: int):
     data = json.loads(BEFORE)

@@ -24,6 +24,7 @@ from tokenaudit.cli.options import (
     VerboseOption,
     check_kind,
     chosen_figures,
+    command_text,
     is_saved_result,
     metrics_option,
     note_config,
@@ -113,7 +114,7 @@ def gate(
     from tokenaudit.cli.output import check_outputs, emit, summary_file
     from tokenaudit.gate.baseline import check_judgeable
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline, rules_of_metrics
-    from tokenaudit.gate.report import Origin
+    from tokenaudit.gate.report import FAIL, Origin
     from tokenaudit.gate.rule_sources import collect_rules
     from tokenaudit.gate.session import gate_result
     from tokenaudit.replay.saved_result import result_to_json
@@ -175,6 +176,8 @@ def gate(
     code = report.exit_code(exit_zero=exit_zero)
     if write_baseline is not None:
         code = _report_baseline(write_baseline, run.result, fault, code)
+    if code == FAIL and run.saved is None and not simulate:
+        streams.note(f"note: why tokens were lost: {command_text(request, ['explain', *map(str, request.paths)])}")
     if code:
         raise typer.Exit(code)
 

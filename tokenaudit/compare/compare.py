@@ -134,8 +134,8 @@ class Comparison:
         totals: the compared figures over the whole runs.
         tasks: the same by task, of tasks on either side.
         steps: steps on both sides where a figure differs, in order.
-        only_a: steps that only A has.
-        only_b: steps that only B has.
+        only_a: steps that only A has, of those that a selection of B covers.
+        only_b: steps that only B has, of those that a selection of A covers.
         ranked_by: the figure by which steps are ranked; None where no step differs.
         largest: steps with the largest change of that figure, the largest first.
         divergence: where the runs part for the first time; None where no step differs.
@@ -201,8 +201,8 @@ def compare(
     tasks = dict.fromkeys((*a.result.tasks, *b.result.tasks))
     steps_a, steps_b = keyed_rows(a.result), keyed_rows(b.result)
     steps = tuple(_step_changes(steps_a, steps_b, chosen))
-    only_a = tuple(key[0] for key in steps_a if key not in steps_b)
-    only_b = tuple(key[0] for key in steps_b if key not in steps_a)
+    only_a = tuple(key[0] for key in steps_a if key not in steps_b and b.result.covers(key[0]))
+    only_b = tuple(key[0] for key in steps_b if key not in steps_a and a.result.covers(key[0]))
     ranked_by = _ranked_by(steps, figures)
     groups, groups_missing = _groups(a, b, configs, with_ids)
     return Comparison(

@@ -104,7 +104,7 @@ def _check_rules(rules: Sequence[LocatedRule], result: Result, baseline: Result 
         raise RuleError(Problem("there is nothing to judge: no rule and no baseline", None, hint))
     _check_scopes(rules, result.tasks if baseline is None else dict.fromkeys((*result.tasks, *baseline.tasks)))
     problems = [
-        Problem(f"{located.rule} needs a baseline", located.origin.place, "--baseline FILE names one")
+        Problem(f"{located.rule} needs a baseline", located.origin.place, "--baseline FILE (baseline=...) names one")
         for located in rules
         if located.rule.is_relative and baseline is None
     ]

@@ -22,22 +22,29 @@ _Written = tuple[str, Origin]
 
 
 def collect_rules(
-    options: Sequence[str], rules_file: Path | None, settings: Settings | None, result: Result | None, working_dir: Path
+    texts: Sequence[str],
+    rules_file: Path | None,
+    settings: Settings | None,
+    result: Result | None,
+    working_dir: Path,
+    *,
+    called: str = "--rule",
 ) -> list[LocatedRule]:
-    """Rules of all sources together, each once: of the command line, a rules file, and the config.
+    """Rules of all sources together, each once: texts, a rules file, and the config.
 
     Args:
-        options: rules from the command line.
+        texts: rules from the command line, or the argument of a function.
         rules_file: a TOML file whose [gate] holds rules; a whole config will do.
         settings: the config of a replay.
         result: the saved result that is judged instead; the rules of its config count.
         working_dir: where relative paths begin.
+        called: what messages call the place of `texts`.
 
     Raises:
         ConfigError: the rules file or the saved config can't be used.
         RuleError: rules that can't be read, all of them at once.
     """
-    written: list[_Written] = [(text, Origin("--rule")) for text in options]
+    written: list[_Written] = [(text, Origin(called)) for text in texts]
     if rules_file is not None:
         written += _of_file(rules_file, working_dir)
     if settings is not None:

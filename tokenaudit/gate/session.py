@@ -17,6 +17,9 @@ from tokenaudit.replay.session import Run, replay_log, result_of
 from tokenaudit.simulate.notices import stuck_problems
 from tokenaudit.simulate.session import simulate_workload
 
+_ARGUMENT = "rules"
+"""What messages call the place of rules that a function was given."""
+
 
 def gate_log(
     paths: Paths | RunRequest,
@@ -51,7 +54,7 @@ def gate_log(
     texts = _rule_texts(_listed(rules))
     run = run_to_judge(request)
     file = None if rules_file is None else Path(rules_file)
-    located = collect_rules(texts, file, run.settings, None, request.working_dir or Path.cwd())
+    located = collect_rules(texts, file, run.settings, None, request.working_dir or Path.cwd(), called=_ARGUMENT)
     return gate_result(
         run.result,
         located,
@@ -100,7 +103,7 @@ def gate_result(
     """
     texts = _rule_texts([rule for rule in _listed(rules) if not isinstance(rule, LocatedRule)])
     located = [rule for rule in _listed(rules) if isinstance(rule, LocatedRule)]
-    located += collect_rules(texts, None, None, None, Path.cwd())
+    located += collect_rules(texts, None, None, None, Path.cwd(), called=_ARGUMENT)
     judged = result_of(result)
     source = str(result) if isinstance(result, Path | str) else judged.inputs[0].name
     check_judgeable(judged, source, allow_lost_events=allow_lost_events)

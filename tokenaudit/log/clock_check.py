@@ -71,7 +71,8 @@ def clock_note(events: RankedEvents, kept: Bools) -> tuple[str, ...]:
     more = f" and {plural(len(named) - _MOST_NAMED, 'other rank')}" if len(named) > _MOST_NAMED else ""
     return (
         f"by the clocks of the ranks, events lie outside their train steps as rank {taker} records those:"
-        f" {', '.join(named[:_MOST_NAMED])}{more}; synchronise the clocks of the hosts",
+        f" {', '.join(named[:_MOST_NAMED])}{more}; synchronise the clocks of the hosts, or let every"
+        " rank record the train step that the buffer is in",
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import resolved
-from tokenaudit.contracts.errors import Problem, RecordError, UsageError
+from tokenaudit.contracts.errors import Problem, RecordError, UsageError, plural
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
 from tokenaudit.log.writer import TOKEN_COLUMNS, log_metadata, log_table, seal, sync_folder, write_parquet
 from tokenaudit.record.event_rows import put_rows
@@ -126,7 +126,9 @@ class PartFolder:
             self._check_world_size([*others, *([] if overwrite else parts)])
             if parts and not append and not overwrite:
                 hint = "choose another folder; --append (append=True) goes on behind them, --overwrite removes them"
-                raise RecordError(Problem(f"the folder already holds {len(parts)} Parquet files", str(path), hint))
+                raise RecordError(
+                    Problem(f"the folder already holds {plural(len(parts), 'Parquet file')}", str(path), hint)
+                )
             if overwrite:
                 for part in parts:
                     part.unlink()

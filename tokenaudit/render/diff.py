@@ -122,12 +122,16 @@ def divergence_lines(comparison: Comparison) -> list[str]:
 
 
 def step_lines(comparison: Comparison) -> list[str]:
-    """Steps that only one side has."""
-    return [
+    """Steps that only one side has, and what is compared of results that hold selected steps."""
+    lines = [
         f"{plural(len(steps), 'step')} only in {name}: {_ranges(steps)}"
         for name, steps in (("A", comparison.only_a), ("B", comparison.only_b))
         if steps
     ]
+    selections = dict.fromkeys(side.result.selection for side in (comparison.a, comparison.b) if side.result.selection)
+    if selections:
+        lines.append(f"of the steps, only {' and '.join(map(printable, selections))} are compared")
+    return lines
 
 
 def largest_rows(comparison: Comparison) -> list[tuple[str, FigureChange]]:

@@ -10,7 +10,7 @@ from tokenaudit.audit.rule import Severity
 from tokenaudit.compare.compare import setting_cells
 from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.gate import wording
-from tokenaudit.gate.report import GateReport, Outcome, Verdict
+from tokenaudit.gate.report import BY_DEFAULT, GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
 from tokenaudit.render import audit
 
@@ -47,7 +47,9 @@ def audit_junit(report: AuditReport, *, most: int) -> str:
 
 def _verdict_case(verdict: Verdict) -> ET.Element:
     case = ET.Element("testcase", {"classname": "tokenaudit.gate", "name": printable(str(verdict.rule))})
-    text = wording.message(verdict, "\n") + f"\nrule from {printable(verdict.located.origin.place)}"
+    origin = verdict.located.origin
+    source = "rule by default, as none was given" if origin is BY_DEFAULT else f"rule from {printable(origin.place)}"
+    text = "\n".join((wording.message(verdict, "\n"), source))
     is_error = verdict.rule.level is Level.ERROR
     if verdict.outcome is Outcome.PASSED or (verdict.outcome is Outcome.FAILED and not is_error):
         output = ET.SubElement(case, "system-out")

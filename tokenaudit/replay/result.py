@@ -154,6 +154,13 @@ class Result:
     intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
     cost: RunCost | None = None
 
+    def covers(self, step: int) -> bool:
+        """Whether the result would hold the row of a train step: no steps, or this one too, were selected."""
+        if self.selection is None:
+            return True
+        first, last = map(int, self.selection.split(".."))
+        return first <= step <= last
+
     def __repr__(self) -> str:
         produced, trained, dropped, expired = (
             self.totals.get(metric.name, 0)

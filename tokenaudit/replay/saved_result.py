@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -36,6 +37,8 @@ MOST_FAULTS = 10
 """Faults of a saved result that are reported."""
 SUM_PRECISION = 1e-9
 """How far a sum of rewards, in floats, may be from that of its parts, as a share of what is added."""
+
+_SELECTION = re.compile(r"-?[0-9]{1,19}\.\.-?[0-9]{1,19}")
 
 _SAVE_HINT = "give a log, or a result saved with -o result.json"
 _AGAIN_HINT = "make the result again"
@@ -151,6 +154,8 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
         if place == "steps":
             yield from ((place, fault) for fault in _step_faults(row))
     yield from (("ledger", fault) for fault in _ledger_faults(result.ledger))
+    if result.selection is not None and not _SELECTION.fullmatch(result.selection):
+        yield "selection", f"{result.selection!r:.60} is no range of steps"
     if not all(map(_is_whole, asdict(result.coverage).values())):
         yield "coverage", "it holds something else than counts"
 
