@@ -151,7 +151,7 @@ def test_sarif_stands_at_the_line_of_the_rule():
 
 
 @pytest.mark.parametrize(
-    ("rules", "source"), [(RULES, "rule from --rule"), ([], "rule by default, as none was given")], ids=["given", "none"]
+    ("rules", "source"), [(RULES, "rule from --rule"), ([], "rule by default, as none was given")], ids=["given", "not"]
 )
 def test_junit_says_where_a_rule_is_from(rules: list[LocatedRule], source: str):
     texts = [text for text in ET.fromstring(gate_junit(judge(EMPTY, rules, EMPTY))).itertext() if text.strip()]
