@@ -76,7 +76,8 @@ def cost_blocks(a: RunCost | None, b: RunCost | None) -> Iterator[Block]:
         for line, amount in zip(cost_lines(cost), amounts, strict=False):
             if amount is None:
                 notes.setdefault(line, []).append(side)
-    yield Lines([f"{' and '.join(sides)}: {line}" for line, sides in notes.items()])
+    if notes:
+        yield Lines([f"{' and '.join(sides)}: {line}" for line, sides in notes.items()])
     if rows or notes:
         yield Gap()
 
