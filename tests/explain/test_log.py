@@ -146,6 +146,17 @@ def test_a_run_that_loses_nothing_has_nothing_to_loosen(tmp_path: Path):
     assert text_of(explanation).endswith("No setting bound, so there is none to loosen.\n")
 
 
+def test_a_log_without_a_token_lost_none(tmp_path: Path):
+    text = text_of(explain_log(write_log(tmp_path / "log.parquet", [put(1, 1, tokens=0), take(2)]), isolated=True))
+    assert "\nThe log produced no token, so none was lost.\n" in text
+
+
+def test_what_to_try_next_names_what_it_changes():
+    golden = BUFFER.parent / "disagg_021"
+    explanation = explain_log(golden / "log.parquet", config=golden / "config.toml")
+    assert "\nnext, to restart 0 tokens instead of 3,218:\n" in text_of(explanation)
+
+
 def test_names_of_tasks_do_no_harm(tmp_path: Path):
     rows = [put(1, 1, task_name="=a|b\x1b[31m"), refresh(2, 9), take(3, 9, task_name="=a|b\x1b[31m")]
     explanation = explain_log(write_log(tmp_path / "log.parquet", rows))

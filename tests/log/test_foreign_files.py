@@ -239,3 +239,14 @@ def test_configs_that_are_missing_are_said_to_be_missing(run_cli):
     ran = run_cli("diff", "a.json", "there.toml")
     assert ran.err.startswith("error: can't read the saved result: No such file or directory\n  at: a.json\n")
     assert "a config has no figures without a log\n  at: there.toml\n  hint: add --log LOG\n" in ran.err
+
+
+def test_a_workload_or_a_saved_result_in_place_of_a_log_is_called_so(tmp_path: Path):
+    workload = Path(__file__).parent.parent / "golden" / "colocated_000" / "workload.parquet"
+    (problem,) = problems(workload)
+    assert (problem.what, problem.where) == ("this is a workload, not a log", str(workload))
+    assert problem.hint == "simulate takes it; give this command the log that it was derived from"
+    saved = tmp_path / "run.json"
+    saved.write_text("{}")
+    (problem,) = problems(saved)
+    assert problem.hint == "a saved result goes to replay, diff or gate; give this command the log behind it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -23,6 +23,10 @@ def missing_columns(
 ) -> Iterator[Problem]:
     """Columns of a table that no file of a log has; `path` is its first file."""
     there = [*(column.name for column in table if column.name in present), *unknown]
+    if table is COLUMNS and has_workload_columns(there):
+        hint = "simulate takes it; give this command the log that it was derived from"
+        yield Problem("this is a workload, not a log", str(path), hint)
+        return
     for column in table:
         if column.required and column.name not in present:
             yield Problem(
@@ -34,6 +38,11 @@ def missing_columns(
         hint = nearest_hint("response_len", unknown, "columns that are not read")
         what = f"no column gives the length of a response: one of {', '.join(_LENGTH_COLUMNS)} is needed"
         yield Problem(what, f"{path}: {_listing(there)}", hint)
+
+
+def has_workload_columns(names: Container[str]) -> bool:
+    """Whether columns are those of a workload and not those of a log."""
+    return "token_time_us" in names and "event_id" not in names
 
 
 def lacking_files(files: Sequence[LogFile], table: Sequence[Column], present: set[str]) -> Iterator[Problem]:

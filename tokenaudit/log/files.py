@@ -28,6 +28,7 @@ from tokenaudit.contracts.schema import (
 )
 from tokenaudit.log.absent_columns import (
     MOST_NAMED,
+    has_workload_columns,
     lacking_files,
     missing_columns,
     short_name,
@@ -42,7 +43,6 @@ MAX_LIMITS = 50
 
 
 _LONGEST_RANKS = 500
-_WORKLOAD_MARK, _LOG_MARK = "token_time_us", "event_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def is_workload(paths: Sequence[Path]) -> bool:
             names = pq.read_schema(path).names
         except (pa.ArrowException, OSError):
             continue
-        return _WORKLOAD_MARK in names and _LOG_MARK not in names
+        return has_workload_columns(names)
     return False
 
 

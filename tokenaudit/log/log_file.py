@@ -135,7 +135,10 @@ def _unreadable(path: Path, error: Exception) -> Problem:
         return Problem("a TOML file is no log", str(path), "name the log here, and this config with -c")
     if path.suffix.lower() in OTHER_TABLES:
         return Problem("not a Parquet file", str(path), import_hint(path))
-    return Problem("not a Parquet file", str(path), "tokenaudit reads logs in Parquet; see `tokenaudit help columns`")
+    hint = "tokenaudit reads logs in Parquet; see `tokenaudit help columns`"
+    if path.suffix.lower() == ".json":
+        hint = "a saved result goes to replay, diff or gate; give this command the log behind it"
+    return Problem("not a Parquet file", str(path), hint)
 
 
 def first_line(error: Exception) -> str:

@@ -79,6 +79,8 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
 def _answer(explanation: LogExplanation) -> str:
     totals = explanation.result.totals
     produced, dropped = totals[m.PRODUCED_TOKENS.name], totals[m.DROPPED_TOKENS.name]
+    if not produced:
+        return "The log produced no token, so none was lost."
     text = (
         f"{share_text(dropped, produced)} of the produced tokens ({dropped:,} of {produced:,}) were dropped as stale, "
         f"{share_text(totals[m.TRAINED_TOKENS.name], produced)} were trained."
@@ -221,7 +223,7 @@ def _next_text(trials: Trials) -> str:
             return "No setting bound, so there is none to loosen."
         return "No change of one setting drops a smaller share. --group TASK/ID shows how a group ages."
     before, after = (share_text(one.dropped, one.produced) for one in (trials.base, best.figures))
-    text = f"next, to drop {after} instead of {before}"
-    if best.setting.name == "enable_partial_rollout":
-        text += f" and restart {best.figures.restarted:,} tokens instead of {trials.base.restarted:,}"
-    return f"{text}:"
+    gains = [] if before == after else [f"drop {after} instead of {before}"]
+    if best.setting.name == "enable_partial_rollout" or not gains:
+        gains.append(f"restart {best.figures.restarted:,} tokens instead of {trials.base.restarted:,}")
+    return f"next, to {' and '.join(gains)}:"
