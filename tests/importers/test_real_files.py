@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.importers.importing import Imported, imported, jsonl
@@ -150,3 +152,40 @@ def test_equal_prompts_of_one_step_are_noticed(tmp_path: Path):
     by_uid = [row | {"uid": f"{'ab'[index % 2]}_{index}_0"} for index, row in enumerate(rows)]
     log = imported("verl", jsonl(tmp_path / "dump" / "1.jsonl", *by_uid))
     assert (sizes(log), log.imports.limits) == (Counter({8: 2}), (Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS))
+
+
+def test_trl_extra_numbers_are_no_rewards(tmp_path: Path):
+    log = imported_real("trl_extra_float", tmp_path, "trl")
+    table = pq.read_table(tmp_path / "trl_extra_float" / "completions_00001.parquet").to_pydict()
+    pairs = zip(table["accuracy_reward"], table["format_reward"], strict=True)
+    assert log.column("reward") == [accuracy + (style or 0) for accuracy, style in pairs]
+    assert set(table["similarity"]) == {17.25}
+    assert set(sizes(log)) == {8}
+    assert Lack.LOGGED_STEPS in log.imports.limits
+
+
+def test_trl_batches_of_several_iterations_count_once(tmp_path: Path):
+    log = imported_real("trl_reused_batch", tmp_path, "trl")
+    table = pq.read_table(tmp_path / "trl_reused_batch" / "completions_00001.parquet")
+    assert (len(log.column("reward")), set(log.column("train_step"))) == (table.num_rows, {1})
+    assert takes(log) == [(1, table.num_rows // 8)]
+    assert any(limit.startswith("batches that several steps trained on") for limit in log.imports.limits)
+
+
+def test_trl_evaluations_are_noticed(tmp_path: Path):
+    def step(number: int, prompts: str, name: str = "length_penalty") -> None:
+        count = len(prompts)
+        completions = [f"{number} {index}" for index in range(count)]
+        rewards = {name: [0.5] * count, "judge": [1.0] * count}
+        columns = {"step": [number] * count, "prompt": list(prompts), "completion": completions, **rewards}
+        (tmp_path / "dump").mkdir(exist_ok=True)
+        table = pa.table(columns | {"advantage": [0.0] * count})
+        pq.write_table(table, tmp_path / "dump" / f"completions_{number:05d}.parquet")
+
+    step(0, "xy")
+    step(1, "aaabbb")
+    step(2, "cccdddee")
+    log = imported("trl", tmp_path / "dump")
+    assert (takes(log), log.column("reward")) == ([(1, 2), (2, 3)], [1.5] * 14)
+    starts = ("some steps hold groups of several sizes", "what TRL evaluated before", "no column is called a reward")
+    assert all(any(limit.startswith(start) for limit in log.imports.limits) for start in starts)

@@ -58,6 +58,7 @@ class Lack(StrEnum):
         "never trained"
     )
     GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
+    LOGGED_STEPS = "the source writes a batch every logging_steps only: those of the steps between are missing"
     PROMPTS = "the source names no groups: responses of one step to equal prompts are taken for a group"
     EQUAL_PROMPTS = (
         "some prompts have several times as many responses in a step as others: groups with equal prompts can't be "

@@ -57,12 +57,19 @@ def trained_batches(
     response_of: Callable[[dict[str, Any]], TrainedResponse | None],
     path: str,
     context: Context,
+    is_kept: Callable[[int], bool] = lambda _: True,
 ) -> Iterator[Imported]:
     """Puts and takes of the batches of a file; consecutive responses of one step are a batch.
 
     What `response_of` refuses with a `FieldFault` is noted and left out, a record for which it returns None is no
-    response.
+    response. A batch counts if `is_kept` says so of its step, once all of its responses were seen.
     """
+
+    def events(where: str) -> Iterator[Imported]:
+        if batch.train_step >= 0 and is_kept(batch.train_step):
+            yield from batch.puts()
+            yield from batch.takes(where)
+
     batch = Batch(-1)
     for data, where in records:
         response = None
@@ -71,12 +78,10 @@ def trained_batches(
         if response is None:
             continue
         if batch.train_step != response.train_step:
-            yield from batch.puts()
-            yield from batch.takes(where)
+            yield from events(where)
             batch = Batch(response.train_step)
         batch.add(response.group, response.row, where)
-    yield from batch.puts()
-    yield from batch.takes(path)
+    yield from events(path)
 
 
 def trained_responses(
@@ -173,6 +178,10 @@ class PromptGroups:
             group = self._groups[here] = self.group_id
         self._sizes[group] += 1
         return group
+
+    def sizes(self) -> set[int]:
+        """How many responses the groups of the step have so far."""
+        return set(self._sizes.values())
 
     def end(self, context: Context) -> None:
         """The step is over: the next response begins a new group, whatever its prompt.
