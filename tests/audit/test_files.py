@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.builders import numbered, put, take, write_log
-from tests.log.ranked_logs import write_ranks
+from tests.log.ranked_logs import rank_metadata, write_ranks
 from tests.oracles.slow_ranks import RankRows
 from tokenaudit.audit.files import LARGE_LIST_ELEMENTS, LARGE_ROW_GROUP_BYTES, large_notes
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
 from tokenaudit.audit.session import audit_log
 from tokenaudit.contracts.errors import LogError
+from tokenaudit.contracts.schema import META_DROPPED, META_LIMITS, META_REJECTED
 
 
 def audited(*paths: Path) -> AuditReport:
@@ -170,3 +171,43 @@ def test_a_damaged_part_of_a_rank_is_left_out_and_the_others_are_merged(column: 
     (finding,) = (finding for finding in report.findings if finding.name == "input-truncated-file")
     assert finding.subject.file == path.name
     assert (report.files_named, report.files_audited, report.rows) == (3, 2, 80)
+
+
+def test_what_the_recorder_did_not_write_is_an_error_and_noted_whatever_rules_run(tmp_path: Path, run_cli):
+    rows = [put(1, 1, time_us=1), take(2, time_us=2)]
+    for rank, (losses, of_rank) in enumerate([({META_DROPPED: "2"}, rows), ({META_REJECTED: "1"}, [])]):
+        metadata = rank_metadata(rank, 4) | losses
+        (tmp_path / "log").mkdir(exist_ok=True)
+        write_log(tmp_path / "log" / f"part-rank{rank:04}-000001.parquet", of_rank, metadata=metadata)
+    losses = [
+        "the recorder dropped 2 events because its queue was full",
+        "the recorder refused 1 event that couldn't be recorded",
+        "there is no part of ranks 2 to 3 of 4",
+    ]
+    report = audited(tmp_path / "log")
+    assert [f.message for f in report.findings if f.name == "recording-incomplete"] == losses
+    assert (report.log_notes, report.exit_code()) == (tuple(losses), 1)
+    ran = run_cli("audit", "log", "--ignore", "S023")
+    assert ran.code == 0
+    assert [f"note: {loss}" in ran.out for loss in losses] == [True] * 3
+    # a part without rows isn't left out where another one is damaged
+    (tmp_path / "log" / "part-rank0002-000001.parquet").write_bytes(b"PAR1")
+    report = audited(tmp_path / "log")
+    assert [f.message for f in report.findings if f.name == "recording-incomplete"] == losses
+    assert (report.files_named, report.files_audited) == (3, 2)
+
+
+def test_what_the_source_leaves_out_and_clocks_that_disagree_are_noted(tmp_path: Path):
+    limit = "no reward is recorded"
+    recorded = [
+        RankRows(0, 0, [put(1, 1, time_us=1), take(2, 1, time_us=5)]),
+        RankRows(1, 0, [put(1, 2, time_us=9)]),
+    ]
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for rank, _, rows in recorded:
+        metadata = rank_metadata(rank, 2) | {META_LIMITS: f'["{limit}"]'}
+        write_log(folder / f"part-rank{rank:04}-000001.parquet", rows, metadata=metadata)
+    (clocks, source) = audited(folder).log_notes
+    assert clocks.startswith("by the clocks of the ranks, events lie outside their train steps")
+    assert (source, audited(folder).exit_code()) == (limit, 0)

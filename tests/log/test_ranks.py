@@ -139,6 +139,12 @@ def test_times_before_the_origin_and_no_time_at_all_count_as_the_origin(tmp_path
     assert [row.get("time_us") for row in read] == [-1, 0, None, -46, 4, 5, 5, 13, 6]
 
 
+def test_ranks_that_recorded_nothing_are_a_log_without_a_row(tmp_path: Path, run_cli):
+    folder = write_ranks(tmp_path / "log", [RankRows(0, 0, []), RankRows(1, 5, [])], omit_null_columns=False)
+    assert refused(folder) == [("the log has no row", "part-rank0000-000001.parquet")]
+    assert run_cli("audit", folder).code == 2
+
+
 def test_a_file_is_closed_though_its_last_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = RankRows(0, 0, numbered([refresh(0, step, time_us=step) for step in range(200)]))
     folder = write_ranks(tmp_path / "log", [first], world_size=2)

@@ -25,6 +25,7 @@ LARGE_LIST_ELEMENTS = 2**31 - 1
 """Elements that 32-bit offsets can count."""
 
 _VERSIONS = "response_model_steps"
+_NO_ROW = "the file has no row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +76,19 @@ def open_for_audit(paths: Sequence[Path]) -> FileFacts:
 
 
 def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
-    notes, good = list[FileNote](), list[Path]()
+    notes, good, without_rows = list[FileNote](), list[Path](), set[Path]()
     for path in files:
         try:
             open_log([path])
         except LogError as error:
-            notes += [_refused(path, problem) for problem in error.problems]
-        else:
-            good.append(path)
-    return FileFacts(open_log(good) if good else None, len(files), notes)
+            refused = [_refused(path, problem) for problem in error.problems]
+            notes += refused
+            if [note.message for note in refused] != [_NO_ROW]:
+                continue
+            # beside others it may still say what the recorder lost, or that a rank had nothing to record
+            without_rows.add(path)
+        good.append(path)
+    return FileFacts(open_log(good) if set(good) - without_rows else None, len(files), notes)
 
 
 def _refused(path: Path, problem: Problem) -> FileNote:
@@ -100,7 +105,7 @@ def _refused(path: Path, problem: Problem) -> FileNote:
     if what.startswith(DAMAGED):
         return FileNote("input-truncated-file", path.name, what)
     if rows == 0 and not problem.what.startswith("column"):
-        return FileNote("input-schema-drift", path.name, "the file has no row", Severity.WARNING)
+        return FileNote("input-schema-drift", path.name, _NO_ROW, Severity.WARNING)
     if _VERSIONS in schema.names and f"'{_VERSIONS}'" in problem.what:
         arrow_type = schema.field(_VERSIONS).type
         if not is_accepted(COLUMN_BY_NAME[_VERSIONS].type, arrow_type):

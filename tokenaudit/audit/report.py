@@ -94,7 +94,8 @@ class AuditReport:
         findings: findings kept, in the order of the rules.
         evidence: how off-policy each age is; empty without log-probabilities.
         has_baseline: whether known findings are marked.
-        log_notes: what a person should know about the files: columns not read, configs that differ between files.
+        log_notes: what a person should know about the files: events lost while recording, what the source leaves out,
+            clocks of ranks, columns not read, configs that differ between files.
     """
 
     name: str

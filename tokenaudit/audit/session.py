@@ -23,6 +23,7 @@ from tokenaudit.config.toml import OVERRIDE
 from tokenaudit.contracts.errors import LogError, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
 from tokenaudit.log.digest import Digest
+from tokenaudit.log.files import Log
 from tokenaudit.log.reading import read_digest
 from tokenaudit.replay.notices import recorded_sync_weights_interval
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
@@ -84,7 +85,7 @@ def audit_log(
             runs=runs,
             findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
             evidence=_evidence(case, epsilon),
-            log_notes=(*log.notes, *log.unread_notes) if (log := case.files.log) is not None else (),
+            log_notes=_log_notes(case.files.log),
         )
 
 
@@ -153,6 +154,13 @@ def _replayed(read: _Read, config: Config | None) -> Case:
         takes=takes,
         trained=trained_masks(files.readable, table, run, takes) if run else TrainedMasks(),
     )
+
+
+def _log_notes(log: Log | None) -> tuple[str, ...]:
+    """What a person should know about the files that are audited, whatever rules run."""
+    if log is None:
+        return ()
+    return (*log.losses, *log.limits, *log.notes, *log.unread_notes)
 
 
 def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:

@@ -84,12 +84,12 @@ def merged_order(files: Sequence[LogFile]) -> MergedOrder:
     is_start = np.ones(len(event_id), dtype=np.bool_)
     is_start[1:] = (event_id[1:] != event_id[:-1]) | (rank[1:] != rank[:-1])
     starts = np.flatnonzero(is_start)
-    ends = np.append(starts[1:], len(event_id))
+    ends = np.append(starts, len(event_id))[1:]
     events = RankedEvents(
         kind=rows["kind"][starts],
         train_step=rows["train_step"][starts],
         rank=rank[starts],
-        time=time[ends - 1] if len(ends) else time,
+        time=time[ends - 1],
     )
     problems.extend(_take_problems(events, [place(index) for index in _first_takes(events, starts)]))
     if problems:

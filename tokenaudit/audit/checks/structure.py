@@ -285,3 +285,12 @@ def _structure_implausible(case: Case, findings: Findings) -> None:
     findings.add_checked(int(case.table.is_put.sum()))
     for structure in implausible_structures(case.readable.digest):
         findings.add(Subject(), f"{structure.message}. {structure.fix}")
+
+
+@rule("S023", "recording-incomplete", Severity.ERROR,
+      "Events of the run are not in the log: its recorder dropped or refused them, or a rank left no part.",
+      "Mend what records the run. Until then groups, batches and steps may only seem incomplete.")  # fmt: skip
+def _recording_incomplete(case: Case, findings: Findings) -> None:
+    findings.add_checked(case.files.audited, "files")
+    for loss in case.files.log.losses if case.files.log else ():
+        findings.add(Subject(), loss)
