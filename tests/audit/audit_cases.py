@@ -452,5 +452,6 @@ FILE_RULES = {
     "input-large-lists",
     "input-row-group-large",
     "version-not-integer",
+    "recording-incomplete",
 }
 assert CASES.keys() | FILE_RULES == {rule.name for rule in RULES}
