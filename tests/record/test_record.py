@@ -577,6 +577,51 @@ def test_losses_reach_the_disk_without_another_event(tmp_path: Path):
     assert [row["event_id"] for row in rows_of(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("of_rank", [{}, {"rank": 0, "world_size": 1}])
+def test_a_resumed_run_of_which_every_event_is_refused_says_so(of_rank: dict[str, int], tmp_path: Path):
+    with Recorder(tmp_path, **of_rank) as recorder:
+        recorder.put([{"rollout_id": 1, "response_len": 2}], group_id=1, train_step=1, model_step=0)
+        recorder.take(1, 1)
+    with Recorder(tmp_path, append=True, **of_rank) as recorder:
+        for _ in range(2):
+            with pytest.raises(RecordError):
+                recorder.refresh(-1)
+    assert losses_of(tmp_path) == ["the recorder refused 2 events that couldn't be recorded"]
+
+
+@pytest.mark.parametrize("value", [-(2**63) + 1, -1, 2**63 - 2])
+def test_ids_and_times_that_are_recorded_are_read(value: int, tmp_path: Path):
+    with Recorder(tmp_path / "log") as recorder:
+        recorder.put([{"rollout_id": value, "response_len": 2}], group_id=value, train_step=1, model_step=0, time_us=-1)
+        recorder.take(1, 1, rollout_ids=[value])
+    assert replay_log(tmp_path / "log", isolated=True).result.totals["taken_groups"] == 1
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1])
+@pytest.mark.parametrize("name", ["group_id", "rollout_id", "time_us", "generate_time_us"])
+def test_ids_and_times_that_no_reader_takes_are_refused_at_the_put(name: str, value: int, tmp_path: Path):
+    response = {"rollout_id": 1, "response_len": 2}
+    put: dict[str, Any] = {"group_id": 1, "train_step": 1, "model_step": 0}
+    (response if name in RESPONSE_COLUMNS else put)[name] = value
+    with Recorder(tmp_path / "log") as recorder, pytest.raises(RecordError, match=rf"{name} is -?\d+"):
+        recorder.put([response], **put)
+
+
+@pytest.mark.parametrize("name", ["task_name", "finish_reason"])
+def test_a_text_that_is_no_name_is_refused_at_the_put(name: str, tmp_path: Path):
+    response: dict[str, Any] = {"rollout_id": 1, "response_len": 2}
+    put: dict[str, Any] = {"group_id": 1, "train_step": 1, "model_step": 0}
+    values = response if name in RESPONSE_COLUMNS else put
+    with Recorder(tmp_path / "log") as recorder:
+        values[name] = "\U0001f600" * 2**16
+        recorder.put([response], **put)
+        values[name] += "x"
+        with pytest.raises(RecordError, match=f"{name} has 65537 characters"):
+            recorder.put([response], **put)
+        recorder.take(1, 1)
+    assert replay_log(tmp_path / "log", isolated=True).result.totals["put_groups"] == 1
+
+
 def test_a_take_names_what_was_taken(tmp_path: Path):
     with Recorder(tmp_path, token_columns=True) as recorder:
         recorder.take(1, 2)

@@ -23,6 +23,8 @@ MASK_COLUMNS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is 
 """Token columns whose values are 0 or 1."""
 
 _WIDE = ("group_id", "rollout_id", "time_us", "generate_time_us")
+_LONGEST_TEXT = 2**16
+"""Characters of a text. Parts are sealed before their texts take more than readers accept."""
 _STATUSES = tuple(status.value for status in Status)
 
 
@@ -235,6 +237,9 @@ def _problems(values: Row, where: str) -> Iterator[Problem]:
         elif name in ("task_name", "finish_reason", "version_precision", "event"):
             if not isinstance(value, str) or not _is_utf8(value):
                 yield Problem(f"{name} is {shown(value)}", where, "it is text that UTF-8 can hold")
+            elif len(value) > _LONGEST_TEXT:
+                what = f"{name} has {len(value)} characters"
+                yield Problem(what, where, f"it is a name; up to {_LONGEST_TEXT} characters are recorded")
         elif name == "agentic":
             if not isinstance(value, bool | np.bool_):
                 yield Problem(f"agentic is {shown(value)}", where, "it is true or false")
@@ -270,8 +275,8 @@ def integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         yield Problem(f"{name} is {shown(value)}", where, "it is an integer")
     elif name in _WIDE:
-        if not -(2**63) < value < 2**63:
-            yield Problem(f"{name} is {shown(value)}", where, "it fits 64 bits")
+        if not -(2**63) < value < 2**63 - 1:
+            yield Problem(f"{name} is {shown(value)}", where, "it fits 64 bits and is below 2**63 - 1")
     elif not (0 <= value < 2**31 or (name == "seq_staleness" and -(2**31) <= value < 2**31)):
         yield Problem(f"{name} is {shown(value)}", where, "it is 0 or more and fits 32 bits")
 

@@ -176,9 +176,14 @@ class PartFolder:
         return path
 
     @property
+    def has_parts(self) -> bool:
+        """Whether there is a part, of the rank if there is one."""
+        return self._number > 0
+
+    @property
     def lacks_rank(self) -> bool:
         """Whether there is a rank and no part of it."""
-        return self._rank is not None and self._number == 0
+        return self._rank is not None and not self.has_parts
 
     def close(self) -> None:
         """Give the folder free."""

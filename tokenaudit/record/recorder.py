@@ -271,9 +271,9 @@ class Recorder:
             self._state.notify_all()
 
     def _unnoted(self) -> Counter[str]:
-        """The losses that no part counts yet; a recorder that never recorded anything has nothing to add to."""
+        """The losses that no part counts yet; where nothing was ever recorded there is nothing to add to."""
         with self._state:
-            return self._lost - self._noted if self._accepted else Counter()
+            return self._lost - self._noted if self._accepted or self._parts.has_parts else Counter()
 
     def _is_foreign(self) -> bool:
         """Whether this process was forked from the recorder's; the lock may then be held forever, so ask before."""
