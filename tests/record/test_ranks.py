@@ -77,6 +77,7 @@ def test_every_rank_has_parts_ids_and_metadata_of_its_own(tmp_path: Path):
         ({"rank": "0", "world_size": 2.0}, ["rank is '0'", "world_size is 2.0"]),
         ({"rank": -1, "world_size": 2**31}, ["rank is -1", f"world_size is {2**31}"]),
         ({"rank": 2, "world_size": 2}, ["rank is 2 of a world_size of 2"]),
+        ({"rank": 512, "world_size": 513}, ["world_size is 513, and readers merge up to 512 ranks"]),
         ({"rank": 0, "world_size": 0}, ["rank is 0 of a world_size of 0"]),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tokenaudit.contracts.errors import Problem, RecordError
 from tokenaudit.contracts.schema import META_RANK, META_WORLD_SIZE
+from tokenaudit.log.ranks import MAX_RANKS
 from tokenaudit.record.event_rows import integer_problems
 
 
@@ -30,7 +31,8 @@ def checked_rank(rank: Any, world_size: Any) -> Rank | None:
     """The rank that a recorder is made for; None where neither number is given.
 
     Raises:
-        RecordError: only one of them is given, or they are no whole numbers with 0 <= rank < world_size; all at once.
+        RecordError: only one of them is given, or they are no whole numbers with 0 <= rank < world_size <= `MAX_RANKS`;
+            all at once.
     """
     if rank is None and world_size is None:
         return None
@@ -43,6 +45,10 @@ def checked_rank(rank: Any, world_size: Any) -> Rank | None:
     if not problems and int(given["rank"]) >= int(given["world_size"]):
         what = f"rank is {rank} of a world_size of {world_size}"
         problems.append(Problem(what, "the recorder", "ranks count from 0 to world_size - 1"))
+    elif not problems and world_size > MAX_RANKS:
+        what = f"world_size is {world_size}, and readers merge up to {MAX_RANKS} ranks"
+        hint = "make recorders on the ranks that put, sample or take only, and number those"
+        problems.append(Problem(what, "the recorder", hint))
     if problems:
         raise RecordError(problems)
     return Rank(int(given["rank"]), int(given["world_size"]))
