@@ -597,8 +597,13 @@ def test_ids_and_times_that_are_recorded_are_read(value: int, tmp_path: Path):
     assert replay_log(tmp_path / "log", isolated=True).result.totals["taken_groups"] == 1
 
 
-@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1])
-@pytest.mark.parametrize("name", ["group_id", "rollout_id", "time_us", "generate_time_us"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("group_id", 2**63 - 1), ("rollout_id", 2**63 - 1), ("group_id", -(2**63)), ("time_us", -(2**63)),
+        ("generate_time_us", 2**63),
+    ],
+)  # fmt: skip
 def test_ids_and_times_that_no_reader_takes_are_refused_at_the_put(name: str, value: int, tmp_path: Path):
     response = {"rollout_id": 1, "response_len": 2}
     put: dict[str, Any] = {"group_id": 1, "train_step": 1, "model_step": 0}

@@ -22,7 +22,10 @@ RESPONSE_COLUMNS: dict[str, ColumnType] = {
 MASK_COLUMNS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is ColumnType.MASK_LIST)
 """Token columns whose values are 0 or 1."""
 
-_WIDE = ("group_id", "rollout_id", "time_us", "generate_time_us")
+_LARGEST_WIDE = dict.fromkeys(("group_id", "rollout_id"), 2**63 - 2) | dict.fromkeys(
+    ("time_us", "generate_time_us"), 2**63 - 1
+)
+"""The largest value of columns of 64 bits; the largest integer of all is no id to readers."""
 _LONGEST_TEXT = 2**16
 """Characters of a text. Parts are sealed before their texts take more than readers accept."""
 _STATUSES = tuple(status.value for status in Status)
@@ -274,9 +277,10 @@ def integer_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
     """What is wrong with a value that has to be an integer, 0 or more unless its column is one of ids or times."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         yield Problem(f"{name} is {shown(value)}", where, "it is an integer")
-    elif name in _WIDE:
-        if not -(2**63) < value < 2**63 - 1:
-            yield Problem(f"{name} is {shown(value)}", where, "it fits 64 bits and is below 2**63 - 1")
+    elif name in _LARGEST_WIDE:
+        if not -(2**63) < value <= _LARGEST_WIDE[name]:
+            hint = f"it is above -2**63 and at most {_LARGEST_WIDE[name]}"
+            yield Problem(f"{name} is {shown(value)}", where, hint)
     elif not (0 <= value < 2**31 or (name == "seq_staleness" and -(2**31) <= value < 2**31)):
         yield Problem(f"{name} is {shown(value)}", where, "it is 0 or more and fits 32 bits")
 
