@@ -416,6 +416,12 @@ def test_places_are_named_from_the_root_of_the_repository(
         ("gate", "--rule", "taken_groups{task=*} <= 0"),
         ("gate", "--rule", "taken_groups{task=?} <= 0"),
         ("audit", "--format", "csv"),
+        ("audit", "--format", "jsonl"),
+        ("audit", "--format", "junit"),
+        ("audit", "--format", "sarif"),
+        ("replay", "--by-task", "--format", "jsonl"),
+        ("gate", "--rule", "taken_groups{task=*} <= 0", "--format", "junit"),
+        ("gate", "--rule", "taken_groups{task=*} <= 0", "--format", "sarif"),
     ],
     ids=" ".join,
 )
@@ -426,6 +432,27 @@ def test_no_name_becomes_a_command_of_a_ci_job(name: str, command: tuple[str, ..
     assert [line for line in lines if line.lstrip().startswith("::") or re.search(r"##(vso)?\[", line)] == []
     if "json" in command:
         assert name in json.dumps(json.loads(ran.out), ensure_ascii=False)
+
+
+def test_no_annotation_holds_another_command(tmp_path: Path, run_cli: Run):
+    path = write_log(tmp_path / "log.parquet", [row | {"task_name": "##[error]x"} for row in two_steps()])
+    ran = run_cli("audit", path, "--format", "github")
+    assert "::task ## [error]x, group 0" in ran.out
+    assert "##[" not in ran.out
+
+
+@pytest.mark.parametrize("format_", ["json", "jsonl", "sarif"])
+def test_no_name_becomes_a_command_of_a_terminal_in_json(format_: str, tmp_path: Path, run_cli: Run):
+    """C1 controls, which terminals obey as escape sequences, and characters that turn text around or end lines."""
+    name = "a\x9b31m\x7f\u202e\u2028\U000e0001 ö \U0001f600"
+    rows = [row | {"task_name": name} for row in two_steps()]
+    path = write_log(tmp_path / "log.parquet", rows)
+    ran = run_cli("audit", path, "--format", format_)
+    assert all(char.isprintable() or char == "\n" for char in ran.out)
+    assert "ö \U0001f600" in ran.out
+    if format_ != "sarif":
+        texts = [ran.out] if format_ == "json" else ran.out.splitlines()
+        assert name in json.dumps([json.loads(text) for text in texts], ensure_ascii=False).replace("\\u007f", "\x7f")
 
 
 def test_the_job_summary_is_appended_to_and_stays_within_its_size(

@@ -119,7 +119,7 @@ def test_only_the_first_faults_are_told_one_by_one(tmp_path: Path, run_cli):
     assert "50 lines could not be recorded" in ran.err
 
 
-def test_lines_that_are_all_faulty_leave_everything_as_it_was(tmp_path: Path, run_cli):
+def test_lines_that_are_all_faulty_make_no_log_and_are_counted_in_one_that_goes_on(tmp_path: Path, run_cli):
     bad, good = written(tmp_path, "{", "[1]"), tmp_path / "good.jsonl"
     good.write_text(f"{json.dumps(TAKE)}\n")
     ran = run_cli("record", "--from-jsonl", bad, "-o", "log")
@@ -129,7 +129,9 @@ def test_lines_that_are_all_faulty_leave_everything_as_it_was(tmp_path: Path, ru
     run_cli("record", "--from-jsonl", good, "-o", "log")
     ran = run_cli("record", "--from-jsonl", bad, "-o", "log", "--append")
     assert (ran.code, ran.out) == (2, "")
-    assert [part.name for part in (tmp_path / "log").iterdir()] == ["part-000001.parquet"]
+    assert pq.read_table(tmp_path / "log" / "part-000002.parquet").num_rows == 0
+    metadata = pq.read_schema(tmp_path / "log" / "part-000002.parquet").metadata
+    assert metadata[META_REJECTED.encode()] == b"2"
 
 
 def test_a_line_of_any_length_takes_bounded_memory(tmp_path: Path, run_cli, monkeypatch: pytest.MonkeyPatch):

@@ -132,6 +132,10 @@ def test_versions_and_staleness_are_whole_numbers_or_null(name: str, value: obje
     result_from_json(json.dumps(change(lambda data: data["steps"][0], name, None)), "saved.json")
 
 
+def test_a_result_of_no_log_is_refused():
+    assert faults(change(lambda data: data, "inputs", [])) == ["inputs: it names no log"]
+
+
 def test_group_ids_are_whole_numbers():
     data = change(lambda data: data["steps"][0]["taken_group_ids"], "default", [True])
     assert faults(data) == ["steps: taken_group_ids holds something else than lists of group ids"]

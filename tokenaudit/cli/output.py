@@ -36,6 +36,7 @@ SUFFIXES = {
 """Formats by file name extension; a command has some of them."""
 RESULT_FORMATS = (*Format, "parquet")
 """Formats of a run."""
+_JSON_FORMATS = ("json", "jsonl", "sarif")
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that the steps of a GitHub Actions job append Markdown to."""
 
@@ -120,8 +121,10 @@ def emit(
     write_files([*((path, _encoded(content)) for path, content in contents), *further])
     if job_summary is not None:
         _append_summary(job_summary, str(renderers["markdown"](NO_TERMINAL)))
-    if stdout_format == Format.JSON:
+    if stdout_format in _JSON_FORMATS:
         streams.write_json(text)
+    elif stdout_format == "junit":
+        streams.write_xml(text)
     elif stdout_format == Format.TABLE:
         streams.write_result(text)
     elif stdout_format == Format.MARKDOWN:

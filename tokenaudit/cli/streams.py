@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -78,8 +80,24 @@ def write_data(text: str) -> None:
 
 
 def write_json(text: str) -> None:
-    """Write JSON to standard output; see `write_data`. Its texts can't pass for commands of a CI job and stay equal."""
-    write_data(text.replace("##", r"#\u0023"))
+    """Write JSON to standard output; see `write_data`.
+
+    Its texts can't pass for commands of a CI job or of a terminal, and stay equal.
+    """
+    write_data(_UNUSUAL.sub(_json_escape, text.replace("##", r"#\u0023")))
+
+
+def write_xml(text: str) -> None:
+    """Write XML to standard output, as `write_json` does JSON."""
+    write_data(text.replace("##", "#&#35;"))
+
+
+_UNUSUAL = re.compile(r"[^ -~\n]")
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    """A character as it is, or as an escape where it isn't printable, as those that set colours or turn text around."""
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def _write(content: bytes) -> None:

@@ -87,7 +87,7 @@ def _annotation(level: str, text: str, properties: Mapping[str, str | None]) -> 
 
 
 def _data(text: str) -> str:
-    return printable(text).replace("%", "%25")
+    return without_commands(printable(text)).replace("%", "%25")
 
 
 def _property(text: str) -> str:

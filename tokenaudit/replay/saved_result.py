@@ -148,6 +148,8 @@ def _is_whole(value: object) -> bool:
 
 def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
     """Values that can't be figures, with the part that holds them; a metric that a row lacks is no fault."""
+    if not result.inputs:
+        yield "inputs", "it names no log"
     rows = (("totals", result.totals), ("tail", result.tail), *(("steps", row) for row in result.steps))
     for place, row in rows:
         yield from ((place, fault) for fault in _row_faults(row, result.metrics))
