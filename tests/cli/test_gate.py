@@ -437,7 +437,7 @@ def test_no_name_becomes_a_command_of_a_ci_job(name: str, command: tuple[str, ..
 def test_no_annotation_holds_another_command(tmp_path: Path, run_cli: Run):
     path = write_log(tmp_path / "log.parquet", [row | {"task_name": "##[error]x"} for row in two_steps()])
     ran = run_cli("audit", path, "--format", "github")
-    assert "::task ## [error]x, group 0" in ran.out
+    assert "::task ## [error]x, group 1" in ran.out
     assert "##[" not in ran.out
 
 
