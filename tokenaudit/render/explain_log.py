@@ -58,7 +58,8 @@ def log_blocks(explanation: LogExplanation, next_command: str) -> Iterator[Block
     """
     yield Heading("tokenaudit explain", ", ".join(printable(entry.name) for entry in explanation.result.inputs))
     yield Paragraph(_answer(explanation), Tone.STRONG)
-    yield Lines(cost_lines(explanation.result.cost))
+    if explanation.result.cost is not None:
+        yield Lines(cost_lines(explanation.result.cost))
     yield Gap()
     if explanation.causes:
         yield _cause_table(explanation)
