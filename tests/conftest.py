@@ -16,6 +16,8 @@ from tokenaudit.cli import main
 # A change is judged by few examples, the same ones every time; `--hypothesis-profile=deep` tries many new ones.
 settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("deep", deadline=None, max_examples=100, derandomize=False)
+# What runs again for every mutant, see tests/mutation.py.
+settings.register_profile("few", deadline=None, max_examples=4, derandomize=True)
 settings.load_profile("ci")
 
 ROOT = Path(__file__).parent.parent
