@@ -7,13 +7,14 @@ import json
 import os
 import re
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.builders import put, refresh, take, write_log
 from tests.conftest import SAMPLE
-from tests.render.sarif_checks import assert_validators_note_nothing
+from tests.render.report_checks import assert_ant_would_write_it, assert_validators_note_nothing
 from tokenaudit.audit.findings import MOST_KEPT
 from tokenaudit.audit.rule import Fact
 from tokenaudit.render.github import MOST_ANNOTATIONS
@@ -240,11 +241,13 @@ def test_markdown_tells_rules_and_findings(run_cli, tmp_path: Path):
 def test_junit_has_a_case_per_rule(run_cli, tmp_path: Path):
     root = ET.fromstring(run_cli("audit", broken(tmp_path), "--format", "junit").out)
     cases = {case.attrib["name"].split()[1]: case for case in root.iter("testcase")}
-    assert root.attrib["failures"] == "1"
+    assert_ant_would_write_it(root)
+    assert root[0].attrib["failures"] == "1"
     assert cases["mask-length-mismatch"].find("failure") is not None
     assert cases["padding-trained"].find("skipped") is not None
-    assert cases["group-singleton"].find("system-out") is not None
-    assert len(list(cases["version-missing"])) == 0
+    assert len(cases["group-singleton"]) == len(cases["version-missing"]) == 0
+    assert re.search(r"^\w+ group-singleton\nwarning: task default, group", root[0].findtext("system-out", ""), re.M)
+    assert "version-missing" not in root[0].findtext("system-out", "")
 
 
 def test_sarif_places_findings_at_the_log_and_knows_them_again(run_cli, tmp_path: Path):
@@ -265,6 +268,19 @@ def test_no_name_from_a_log_becomes_a_link_or_a_placeholder_in_sarif(run_cli, tm
     texts = [result["message"]["text"] for result in run["results"] if "(b)" in result["message"]["text"]]
     assert texts
     assert all("\\[a\\](b){{0}}" in text for text in texts)
+
+
+def test_a_log_whose_name_is_no_text_or_that_lies_outside_has_a_place_in_sarif(run_cli, tmp_path: Path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    named = tmp_path / os.fsdecode(b"l\xffog 1%.parquet")
+    broken(tmp_path).rename(named)
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "run"))
+    monkeypatch.chdir(tmp_path / "run")
+    log = json.loads(run_cli("audit", f"../{named.name}", "--format", "sarif").out)
+    assert_validators_note_nothing(log)
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in log["runs"][0]["results"]]
+    (place,) = {place["uri"] for place in places}
+    assert place == f"file://{quote(str(tmp_path))}/l%FFog%201%25.parquet"
 
 
 def test_github_annotations_are_few_and_say_how_many_more(run_cli, tmp_path: Path):

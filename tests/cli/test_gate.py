@@ -17,6 +17,7 @@ import pytest
 from tests.builders import numbered, put, refresh, take, two_steps, write_log
 from tests.compare.results import made_result, with_closed_ledger
 from tests.conftest import SAMPLE
+from tests.render.report_checks import assert_validators_note_nothing
 from tokenaudit.render.github import SUMMARY_BYTES
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json
@@ -392,14 +393,18 @@ def test_places_are_named_from_the_root_of_the_repository(
         (tmp_path / "trainer" / "link").symlink_to(tmp_path, target_is_directory=True)
         monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / ("trainer/link" if root == "variable" else "other")))
     monkeypatch.chdir(tmp_path / "trainer")
-    is_below = root in ("git", "variable")
-    rule = "trainer/ci/gate.toml" if is_below else "ci/gate.toml"
     arguments = ("gate", log, "--rules", "ci/gate.toml", "--rule", "taken_groups <= 0")
-    assert f"::error file={rule},line=3," in run_cli(*arguments, "--format", "github").out
+    paths = {"gate.toml": (folder / "gate.toml").as_posix(), "log": log.as_posix()}
+    if root in ("git", "variable"):
+        paths = {name: path.removeprefix(f"{tmp_path}/") for name, path in paths.items()}
+    elif root == "none":
+        paths["gate.toml"] = "ci/gate.toml"
+    assert f"::error file={paths['gate.toml']},line=3," in run_cli(*arguments, "--format", "github").out
     sarif = json.loads(run_cli(*arguments, "--format", "sarif").out)
+    assert_validators_note_nothing(sarif)
     places = [result["locations"][0]["physicalLocation"] for result in sarif["runs"][0]["results"]]
-    found = {place["artifactLocation"]["uri"]: place["region"]["startLine"] for place in places}
-    assert found == {rule: 3, log.relative_to(tmp_path).as_posix() if is_below else log.as_posix(): 1}
+    found = {place["artifactLocation"]["uri"].removeprefix("file://"): place["region"]["startLine"] for place in places}
+    assert found == {paths["gate.toml"]: 3, paths["log"]: 1}
 
 
 @pytest.mark.parametrize("name", ["::error::x", "  ::error::x", "##vso[task.complete]x", "a ##[error]x"])

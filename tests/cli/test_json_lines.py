@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 
 from tests.builders import numbered, put, take, write_log
@@ -58,6 +57,7 @@ def test_names_are_as_they_are_and_stay_on_their_line(tmp_path: Path, run_cli: R
 
 
 def test_the_documented_line_makes_a_table_of_steps(tmp_path: Path, run_cli: Run):
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     text = (ROOT / "tokenaudit" / "help" / "commands.md").read_text()
     ((statement,),) = [re.findall(r'duckdb runs\.db "(.*?)"', text)]
     assert run_cli("replay", SAMPLE, "-c", CONFIGS[0], "-o", "steps.jsonl", "-q").code == 0

@@ -17,7 +17,7 @@ import xmlschema
 
 from tests.compare.results import made_result, totals_of
 from tests.render.golden_outputs import DIFF_FORMATS, GATE_FORMATS, OUTPUTS, gate_report, many_steps, outputs
-from tests.render.sarif_checks import assert_validators_note_nothing
+from tests.render.report_checks import assert_ant_would_write_it, assert_validators_note_nothing
 from tokenaudit.compare.compare import Comparison, Side, compare
 from tokenaudit.contracts.metrics import METRICS
 from tokenaudit.gate.grammar import parse_rule
@@ -103,7 +103,9 @@ def test_every_comparison_renders_in_every_format(case: str, name: str):
 def test_junit_is_valid(case: str):
     text = gate_junit(report(case))
     xmlschema.validate(text, SCHEMA)
-    suite = ET.fromstring(text)[0]
+    root = ET.fromstring(text)
+    assert_ant_would_write_it(root)
+    suite = root[0]
     assert len(suite.findall("testcase")) == int(suite.get("tests", "")) == len(report(case).verdicts)
     for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         assert len(suite.findall(f"testcase/{tag}")) == int(suite.get(attribute, ""))
@@ -125,8 +127,7 @@ def test_sarif_has_what_the_standard_and_github_require(case: str):
         assert (result["kind"], result["level"]) in {("fail", "error"), ("fail", "warning"), ("open", "none")}
         (location,) = result["locations"]
         place = location["physicalLocation"]
-        assert re.fullmatch(r"[A-Za-z0-9._~/%-]+", place["artifactLocation"]["uri"])
-        assert place["region"]["startLine"] >= 1
+        assert place["region"].keys() == {"startLine"}
     (invocation,) = run["invocations"]
     notes = invocation["toolExecutionNotifications"]
     assert len(notes) == sum(result["kind"] == "open" for result in run["results"])

@@ -59,7 +59,7 @@ def from_folder(path: Path, folder: Path) -> Path:
 
 
 def from_repository_root(path: str) -> str:
-    """A path from the root of the repository, which CI systems want; as it is where it lies elsewhere.
+    """A path from the root of the repository, which CI systems want; an absolute one where it lies elsewhere.
 
     The root is what `GITHUB_WORKSPACE` names, else the nearest folder above with a `.git`, else the working folder.
     """
@@ -67,10 +67,11 @@ def from_repository_root(path: str) -> str:
     above = (folder for folder in (here, *here.parents) if (folder / ".git").exists())
     root = Path(workspace).resolve() if workspace else next(above, here)
     # links in the repository keep their names, those to it are followed
-    for place in (Path(os.path.normpath(here / path)), Path(path).resolve()):
+    named = Path(os.path.normpath(here / path))
+    for place in (named, Path(path).resolve()):
         if place.is_relative_to(root):
             return place.relative_to(root).as_posix()
-    return path
+    return named.as_posix()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -35,7 +36,7 @@ def gate_sarif(report: GateReport, judged: str, place: Callable[[str], str] = st
     Args:
         report: the gate's report.
         judged: the file that was judged, where findings of rules without a file are placed.
-        place: makes paths from the root of the repository.
+        place: makes paths from the root of the repository; absolute ones where a file lies elsewhere.
     """
     # Verdicts that passed come last, so a finding has the index of its rule.
     shown = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASSED]
@@ -57,7 +58,7 @@ def audit_sarif(report: AuditReport, log_path: str, *, most: int) -> str:
 
     Args:
         report: the report.
-        log_path: the log as the user named it, where findings are placed.
+        log_path: the log from the root of the repository, where findings are placed; absolute where it lies elsewhere.
         most: findings of one rule that are written; viewers refuse very long lists.
     """
     results = [
@@ -183,12 +184,11 @@ def _name(words: str) -> str:
 
 
 def _location(path: str, line: int = 1) -> dict[str, Any]:
-    artifact = {"uri": quote(path)}
-    if not path.startswith(("/", "..")):
-        artifact["uriBaseId"] = _ROOT
+    uri = quote(os.fsencode(path))
+    artifact = {"uri": f"file://{uri}"} if path.startswith("/") else {"uri": uri, "uriBaseId": _ROOT}
     return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line}}}
 
 
 def _fingerprint(identity: str) -> str:
     """What is equal for the same finding in two runs, and different for others."""
-    return hashlib.sha256(identity.encode()).hexdigest()
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
