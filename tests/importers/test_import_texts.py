@@ -10,15 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.builders import put, write_log
 from tests.importers.importing import imported, jsonl, total
-from tokenaudit.contracts.errors import SourceError
+from tokenaudit import replay_log
+from tokenaudit.contracts.errors import LogError, SourceError
 from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import detected
-
-needs_nulls_among_fixed_lists = pytest.mark.skipif(
-    int(pa.__version__.partition(".")[0]) < 26,
-    reason="pyarrow before 26 reads no nulls in lists of a fixed size",
-)
 
 BATCH = "timeline.train_batch_size=1"
 
@@ -360,15 +357,7 @@ def test_ids_made_of_texts_are_kept_by_json_and_floats(tmp_path: Path):
     assert [int(float(number)) for number in ids] == ids
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.list_(pa.int8()),
-        pa.large_list(pa.int64()),
-        pa.list_(pa.bool_()),
-        pytest.param(pa.list_(pa.int32(), 2), marks=needs_nulls_among_fixed_lists),
-    ],
-)
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.large_list(pa.int64()), pa.list_(pa.bool_())])
 def test_lists_of_a_parquet_table_are_read(kind: pa.DataType, tmp_path: Path):
     table = pa.table(
         {
@@ -386,6 +375,27 @@ def test_lists_of_a_parquet_table_are_read(kind: pa.DataType, tmp_path: Path):
     assert log.column("response_mask") == [[1, 0], None]
     assert log.column("logprobs") == [[-0.5, -0.25], None]
     assert log.column("task_name") == ["math", "default"]
+
+
+def test_nulls_among_lists_of_a_fixed_size_are_read_or_the_user_told_to_update_pyarrow(tmp_path: Path):
+    rows = [
+        put(group_id=1, rollout_id=1, tokens=2, model_step=0, response_mask=[1, 0]),
+        put(group_id=1, rollout_id=2, tokens=3, model_step=0, response_mask=None),
+    ]
+    path = write_log(tmp_path / "log.parquet", rows)
+    table = pq.read_table(path)
+    fixed = table["response_mask"].cast(pa.list_(pa.int8(), 2))
+    pq.write_table(table.set_column(table.schema.get_field_index("response_mask"), "response_mask", fixed), path)
+    if int(pa.__version__.partition(".")[0]) >= 26:
+        assert imported("generic", path).column("response_mask") == [[1, 0], None]
+        assert replay_log(path, overrides=[BATCH], isolated=True).result.totals["masked_semantic_tokens"] == 1
+        return
+    with pytest.raises(SourceError, match="can't read: Expected all lists to be of size=2") as from_import:
+        imported("generic", path)
+    with pytest.raises(LogError, match="pyarrow can't decode a column: Expected all lists to be of size=2") as from_log:
+        replay_log(path, overrides=[BATCH], isolated=True)
+    for error in (from_import, from_log):
+        assert "update pyarrow" in str(error.value.problems[0].hint)
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])

@@ -43,7 +43,7 @@ DAMAGED = "damaged Parquet file"
 _NOT_DECODABLE = ("Not yet implemented", "Expected all lists to be of size")
 """What pyarrow says of valid files; the second before version 26, of nulls among lists of a fixed size."""
 _ENCODE_OTHERWISE = (
-    "update pyarrow, or write the file again with another encoding of its columns, such as the writer's default"
+    "update pyarrow, or write the file again: with lists of any length and the writer's default encodings"
 )
 
 _OTHER_EVENTS = frozenset(kind.value for kind in EventKind if kind is not EventKind.PUT)
