@@ -83,6 +83,8 @@ def test_groups_that_changed_fate_and_the_first_difference(tmp_path: Path):
         {"policy": POLICY | {"max_token_staleness": 0, "tail_batch_trigger_size": -1}},
     )
     compared = compare(a, b, with_ids=True)
+    assert compared.groups is not None
+    assert compared.groups.missing == ""
     assert changes(compared) == {
         "trained later in B": (1, 6, {"default": [1]}),
         "expired more often in B": (1, None, {"default": [1]}),
@@ -93,6 +95,22 @@ def test_groups_that_changed_fate_and_the_first_difference(tmp_path: Path):
         "step 3, put of default/1: expired by token (staleness 2, limit 1) and is discarded (10 tokens lost) under B, "
         "taken with 10 tokens trained and 0 masked as stale under A",
         "settings behind it: max_token_staleness of default off → 0",
+    )
+
+
+def test_what_arrived_expired_has_no_staleness_that_struck(tmp_path: Path):
+    rows = [put(group_id=3, rollout_id=1, train_step=1, tokens=6, status="expired"), take(train_step=1)]
+    a, b = sides(
+        tmp_path,
+        rows,
+        {"policy": POLICY | {"tail_batch_trigger_size": 1}},
+        {"policy": POLICY | {"tail_batch_trigger_size": -1}},
+    )
+    divergence = compare(a, b).divergence
+    assert divergence is not None
+    assert divergence.why[0] == (
+        "step 1, put of default/3: expired as put and is discarded (6 tokens lost) under B, "
+        "expired as put and is generated again (6 tokens lost) under A"
     )
 
 
@@ -336,6 +354,15 @@ def test_steps_are_ranked_by_the_size_of_the_change():
     compared = compare(run(5, 5, 5, 5), run(5, 0, 9, 20), top=2)
     assert compared.ranked_by is DROPPED_TOKENS
     assert [step.train_step for step in compared.largest] == [4, 2]
+
+
+def test_steps_are_ranked_by_the_first_figure_that_was_asked_for_and_moves():
+    a = made_result([{"math": {"dropped_tokens": 1, "expired_groups": 1, "taken_groups": 1}}])
+    b = made_result([{"math": {"dropped_tokens": 9, "expired_groups": 2, "taken_groups": 1}}])
+    asked = figures_named(["taken_groups", "expired_groups", "dropped_tokens"])
+    ranked_by = compare(Side("a", a), Side("b", b), figures=asked).ranked_by
+    assert ranked_by is not None
+    assert ranked_by.name == "expired_groups"
 
 
 def test_only_the_figures_asked_for_are_compared():

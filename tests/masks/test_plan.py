@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from tests.conftest import examples
 from tests.oracles.slow_replay import slow_replay
 from tests.strategies import configs, logs
 from tokenaudit.config.model import parse_config
+from tokenaudit.contracts.errors import UsageError
 from tokenaudit.lifecycle.staleness import oldest_fresh_version
 from tokenaudit.log.files import open_log
 from tokenaudit.log.reading import read_digest
@@ -71,6 +73,25 @@ def test_what_is_held_and_taken_later_is_listed_twice_held_first():
     assert plan.log_row.tolist() == [row for row in range(groups) for _ in range(2)]
     assert plan.is_taken.tolist() == [False, True] * groups
     assert plan.train_step.tolist() == [1, 2] * groups
+
+
+def test_a_plan_has_the_steps_and_tasks_that_were_selected():
+    rows: list[Row] = []
+    for step, task in enumerate("bab", start=1):
+        rows += [put(group_id=step, train_step=step, task_name=task), take(train_step=step, batch_size=1)]
+    digest, config = make_digest(numbered(rows)), parse_config({"policy": {"max_staleness": 5}}, "plan.toml")
+
+    def groups(**selected: Any) -> list[int]:
+        return plan_masks(digest, config, selection=Selection(**selected)).group_id.tolist()
+
+    assert groups() == [1, 2, 3]
+    assert groups(steps=(2, 3)) == [2, 3]
+    assert groups(steps=(1, 2), tasks=frozenset("b")) == [1]
+    with pytest.raises(UsageError, match="there is no task 'c'") as error:
+        groups(tasks=frozenset("ac"))
+    assert error.value.problems[0].where == digest.name
+    with pytest.raises(UsageError, match="--include-untaken 9"):
+        groups(untaken_step=9)
 
 
 @examples(2)
