@@ -78,7 +78,7 @@ def test_what_is_held_and_taken_later_is_listed_twice_held_first():
 def test_a_plan_has_the_steps_and_tasks_that_were_selected():
     rows: list[Row] = []
     for step, task in enumerate("bab", start=1):
-        rows += [put(group_id=step, train_step=step, task_name=task), take(train_step=step, batch_size=1)]
+        rows += [put(group_id=step, train_step=step, task_name=task), take(train_step=step, task_name=task)]
     digest, config = make_digest(numbered(rows)), parse_config({"policy": {"max_staleness": 5}}, "plan.toml")
 
     def groups(**selected: Any) -> list[int]:
