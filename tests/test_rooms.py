@@ -27,7 +27,7 @@ ROOMS = {
     "audit": {"numpy", "pyarrow", "torch"},
     "record": {"numpy", "pyarrow"},
     "importers": {"numpy", "pyarrow"},
-    "render": {"polars", "rich"},
+    "render": {"polars", "pydantic", "rich"},
     "help": set(),
     "cli": {"click", "rich", "typer"},
 }

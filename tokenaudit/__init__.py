@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenaudit.gate.session import gate_log, gate_result
     from tokenaudit.record.recorder import Recorder
     from tokenaudit.render.frames import rows_frame, steps_frame
+    from tokenaudit.render.json_schemas import json_schema
     from tokenaudit.replay.session import inspect_log, load_log, load_result, replay_log
     from tokenaudit.simulate.session import simulate_workload
 
@@ -38,6 +39,7 @@ _HOMES = {
     "explain_log": "tokenaudit.explain.session",
     "steps_frame": "tokenaudit.render.frames",
     "rows_frame": "tokenaudit.render.frames",
+    "json_schema": "tokenaudit.render.json_schemas",
     "Recorder": "tokenaudit.record.recorder",
     "RecordError": "tokenaudit.contracts.errors",
     "ConfigError": "tokenaudit.contracts.errors",
@@ -57,6 +59,7 @@ __all__ = [
     "gate_log",
     "gate_result",
     "inspect_log",
+    "json_schema",
     "load_log",
     "load_result",
     "replay_log",

@@ -27,6 +27,7 @@ from tokenaudit.cli.init import init
 from tokenaudit.cli.mask import mask
 from tokenaudit.cli.record import record
 from tokenaudit.cli.replay import replay
+from tokenaudit.cli.schema import schema
 from tokenaudit.cli.simulate import simulate
 from tokenaudit.contracts.errors import Problem, TokenauditError
 from tokenaudit.contracts.schema import SCHEMA_VERSION
@@ -143,6 +144,13 @@ app.command(
     ),
     epilog="\b\nExample: tokenaudit import rollout_dump/ -o rollouts.parquet",
 )(import_)
+app.command(
+    help=(
+        "Print the JSON Schema of what a command writes as JSON, or list the kinds there are.\n\n"
+        "A schema covers every release that writes its version: fields are added within one, and none goes."
+    ),
+    epilog="\b\nExample: tokenaudit schema gate -o gate.schema.json",
+)(schema)
 app.command(
     "help",
     help=(
