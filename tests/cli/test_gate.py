@@ -509,7 +509,7 @@ def test_the_worse_config_fails_against_the_baseline_of_the_good_one(run_cli):
     assert "worst step 27: 304,335 (baseline 79,172); worst task there code: 238,503 (baseline 70,970)" in bad.out
     assert "warning: task math: max_token_staleness 1" in bad.err
     assert "dropped_tokens" not in bad.err
-    assert bad.err.endswith(f"note: why tokens were lost: tokenaudit explain {SAMPLE} -c {WORSE}\n")
+    assert bad.err.endswith(f"note: `tokenaudit explain {SAMPLE} -c {WORSE}` says why tokens were lost\n")
     assert "note:" not in run_cli("gate", SAMPLE, "-c", WORSE, "--baseline", "baseline.json", *rules, "-q").err
 
 

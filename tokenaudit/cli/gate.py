@@ -177,7 +177,8 @@ def gate(
     if write_baseline is not None:
         code = _report_baseline(write_baseline, run.result, fault, code)
     if code == FAIL and run.saved is None and not simulate:
-        streams.note(f"note: why tokens were lost: {command_text(request, ['explain', *map(str, request.paths)])}")
+        explain = command_text(request, ["explain", *map(str, request.paths)])
+        streams.note(f"note: `{explain}` says why tokens were lost")
     if code:
         raise typer.Exit(code)
 
