@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tests.importers.importing import Imported, imported, jsonl
 from tokenaudit.contracts.errors import SourceError
@@ -189,3 +190,52 @@ def test_trl_evaluations_are_noticed(tmp_path: Path):
     assert (takes(log), log.column("reward")) == ([(1, 2), (2, 3)], [1.5] * 14)
     starts = ("some steps hold groups of several sizes", "what TRL evaluated before", "no column is called a reward")
     assert all(any(limit.startswith(start) for limit in log.imports.limits) for start in starts)
+
+
+def test_slime_groups_with_failed_members_were_trained(tmp_path: Path):
+    log = imported_real("slime_failed_member", tmp_path, "slime")
+    assert (sizes(log), takes(log)) == (Counter({8: 12}), [(1, 4), (2, 4), (3, 4)])
+    assert Counter(log.column("finish_reason")) == {None: 87, "error": 9}
+    result = log.replayed("policy.max_staleness=9")
+    assert [row["taken_groups"] for row in result.steps] == [4, 4, 4]
+    assert result.totals["trained_tokens"] == 12 * 8 * 20
+
+
+def test_slime_folders_of_dump_details_are_taken_whole(tmp_path: Path):
+    log = imported_real("slime_dump_details_dir", tmp_path, "slime")
+    assert (sizes(log), takes(log)) == (Counter({4: 4}), [(1, 2), (2, 2)])
+    assert sum(log.column("response_len")) == 16 * 20
+
+
+def test_slime_calls_that_stream_are_placed(tmp_path: Path):
+    log = imported_real("slime_sglang_generate_stream", tmp_path, "slime")
+    # ten tokens before the second push, twenty behind it
+    assert log.column("response_model_steps") == [[0] * 10 + [1] * 20] * 8
+    assert set(log.column("version_precision")) == {"segment"}
+
+
+def test_slime_samples_may_lack_their_group_and_index(tmp_path: Path):
+    log = imported_real("slime_group_index_none.pt", tmp_path, "slime")
+    assert (sizes(log), takes(log)) == (Counter({8: 1}), [(1, 1)])
+    assert len(set(log.column("rollout_id"))) == 8
+    assert Lack.GROUPS in log.imports.limits
+
+
+def test_slime_rewards_may_be_booleans(tmp_path: Path):
+    assert imported_real("slime_reward_bool.pt", tmp_path, "slime").column("reward") == [0.0, 1.0] * 4
+
+
+def test_slime_rewards_of_several_numbers_are_noted(tmp_path: Path):
+    common = {"group_index": 0, "response_length": 1, "status": "completed", "prompt": [{"content": "p"}]}
+    rewards = [{"acc": True, "by": "x"}, {"acc": 0.5, "right": True}, {"acc": 0.5, "style": 1}]
+    samples = [common | {"index": index, "reward": reward} for index, reward in enumerate(rewards)]
+    torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
+    log = imported("slime", tmp_path / "0.pt")
+    assert log.column("reward") == [1.0, 0.5, None]
+    assert any(limit.startswith("rewards with several numbers are left out") for limit in log.imports.limits)
+    # two prompts as lists of messages, without groups
+    samples = [
+        sample | {"group_index": None, "prompt": [{"content": "pqq"[index]}]} for index, sample in enumerate(samples)
+    ]
+    torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
+    assert sizes(imported("slime", tmp_path / "0.pt")) == Counter({1: 1, 2: 1})

@@ -1,10 +1,13 @@
 """slime and miles: `rollout_data/<rollout_id>.pt` or any name of --save-debug-rollout-data, one trained batch a file.
 
-Lacks what was dropped, filtered or left over; versions are those of generation calls.
+Lacks what was dropped, filtered or left over; versions are those of generation calls. Read: `save_debug_rollout_data`
+(slime/observability/rollout_data_utils.py) and `_convert_samples_to_train_data` (slime/ray/rollout.py) of THUDM/slime
+624b824a.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,21 +16,37 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
-from tokenaudit.importers.batch import GroupKey, trained_responses
-from tokenaudit.importers.dumps import Dump, count_of, fields_of, flat, items_of, opened, plain, scalar, unpacked
+from tokenaudit.importers.batch import GroupKey, PromptGroups, trained_responses
+from tokenaudit.importers.dumps import (
+    Dump,
+    count_of,
+    fields_of,
+    flat,
+    items_of,
+    name_of,
+    opened,
+    plain,
+    scalar,
+    unpacked,
+)
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces, stable_id, version_columns
+from tokenaudit.importers.pickles.values import LazyList
 from tokenaudit.log.writer import Row
 
-_STATUS = {
-    "completed": "completed",
-    "truncated": "completed",
-    "aborted": "aborted",
-    "failed": "failed",
-    "pending": "init",
-}
-_GENERATE = "sglang_generate"
+_STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
+_REASONS = {"truncated": "length", "aborted": "abort", "failed": "error"}
+_GENERATE = ("sglang_generate", "sglang_generate_stream")
+_NOT_COMPLETED = (
+    "members that failed or were aborted were trained like others (only remove_sample keeps one out), so they count as "
+    "completed; finish_reason says what they were"
+)
+_REWARDS = "rewards with several numbers are left out: none of them is the one that was trained on for sure"
 _MAX_REWARDS = 100
 """Entries of a dictionary among which the only number is looked for."""
+
+
+_TRAIN_KEYS = frozenset({"format_version", "response_lengths"})
+"""Keys of what the trainer saw of a batch, `train_data/<rollout_id>.pt`, which is no batch of its own."""
 
 
 def _is_eval(path: Path) -> bool:
@@ -43,31 +62,48 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
             train_step = integer(fields, "rollout_id") + 1
             samples = items_of(fields.get("samples"), "samples")
 
+        prompts = PromptGroups()
+
         def group(index: int) -> GroupKey:
-            group_index = fields_of(samples[index], "a sample").get("group_index", index)
-            return GroupKey(context.task(None), stable_id(plain(group_index)))
+            sample = fields_of(samples[index], "a sample")
+            group_index = plain(sample.get("group_index"))
+            if group_index is None:
+                context.limit(Lack.GROUPS)
+                group_index = f"{train_step} {prompts.group_of(_prompt(sample.get('prompt'), index))}"
+            return GroupKey(context.task(None), stable_id(group_index))
 
         def row(index: int) -> Row:
-            return _row(fields_of(samples[index], "a sample"), index, context, dump)
+            return _row(fields_of(samples[index], "a sample"), f"{train_step} {index}", context, dump)
 
         yield from trained_responses(train_step, len(samples), group, row, "sample", str(path), context)
 
 
-def _row(sample: dict[str, Any], index: int, context: Context, dump: Dump) -> Row:
+def _prompt(prompt: object, index: int) -> object:
+    """What is equal for equal prompts, texts or lists of messages; any other is like no other."""
+    text = name_of(prompt)
+    if text is not None or not isinstance(prompt, LazyList):
+        return index if text is None else text
+    return [name_of(fields_of(message, "a message").get("content")) for message in items_of(prompt, "prompt")]
+
+
+def _row(sample: dict[str, Any], place: str, context: Context, dump: Dump) -> Row:
     tokens = length(scalar(sample, "response_length"), "response_length")
     dump.spend_response(tokens)
     status = plain(sample.get("status", "completed"))
-    if status not in _STATUS:
-        raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUS)}")
+    if status not in _STATUSES:
+        raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUSES)}")
+    if status in ("aborted", "failed"):
+        context.limit(_NOT_COMPLETED)
     mask = _mask(sample, tokens)
+    index = plain(sample.get("index"))
     row: Row = {
-        "rollout_id": stable_id(plain(sample.get("index", index))),
-        "status": _STATUS[status],
+        "rollout_id": stable_id(place if index is None else index),
+        "status": "completed",
         "response_len": tokens,
         "response_mask": mask,
-        "reward": _reward(sample.get("reward")),
+        "reward": _reward(sample.get("reward"), context),
         "agentic": mask is not None and not mask.all() and not sample.get("remove_sample"),
-        "finish_reason": "length" if status == "truncated" else None,
+        "finish_reason": _REASONS.get(status),
     }
     ids = count_of(sample.get("tokens"), "tokens")
     if ids >= tokens:
@@ -87,13 +123,16 @@ def _mask(sample: dict[str, Any], tokens: int) -> np.ndarray[Any, Any] | None:
     return (mask != 0).astype(np.int8)
 
 
-def _reward(reward: object) -> float | None:
-    """A number, or the only number of a dictionary; None where several stand side by side."""
+def _reward(reward: object, context: Context) -> float | None:
+    """A number or whether it was right, or the only number of a dictionary; None where several stand side by side."""
     if isinstance(reward, dict):
-        if len(reward) > _MAX_REWARDS:
+        values = [unpacked(value) for value in itertools.islice(reward.values(), _MAX_REWARDS)]
+        numbers = [value for value in values if type(value) in (int, float)]
+        numbers = numbers or [value for value in values if isinstance(value, bool)]
+        if len(numbers) > 1 or len(reward) > _MAX_REWARDS:
+            context.limit(_REWARDS)
             return None
-        values = [value for value in map(unpacked, reward.values()) if type(value) in (int, float)]
-        reward = values[0] if len(values) == 1 else None
+        reward = numbers[0] if numbers else None
     return number(unpacked(reward), "reward")
 
 
@@ -117,7 +156,7 @@ def _calls(sample: dict[str, Any]) -> list[int]:
     for value in items_of(fields_of(trace, "trace").get("events") if trace is not None else None, "events"):
         event = fields_of(value, "an event")
         attributes = mapping(event.get("attrs"), "attrs")
-        if event.get("name") == _GENERATE and "completion_tokens" in attributes:
+        if event.get("name") in _GENERATE and "completion_tokens" in attributes:
             lengths.append(length(attributes, "completion_tokens"))
     return lengths
 
@@ -141,7 +180,9 @@ IMPORTER = Importer(
     name="slime",
     title="slime and miles batches (--save-debug-rollout-data, --dump-details)",
     files="rollout_data/<rollout_id>.pt",
-    looks_like=lambda path, keys: path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not _is_eval(path),
+    looks_like=lambda path, keys: (
+        path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not keys & _TRAIN_KEYS and not _is_eval(path)
+    ),
     read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
