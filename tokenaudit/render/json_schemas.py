@@ -29,16 +29,8 @@ from tokenaudit.contracts.metrics import (
 from tokenaudit.gate.report import GATE_SCHEMA_VERSION, KIND_GATE
 from tokenaudit.log.overview import KIND_INSPECT, OVERVIEW_SCHEMA_VERSION, Overview
 from tokenaudit.render.explain_data import EXPLAIN_SCHEMA_VERSION
-from tokenaudit.render.json_documents import (
-    AuditJson,
-    CostJson,
-    DiffJson,
-    ExplainGroupJson,
-    ExplainLogJson,
-    ExplainNamesJson,
-    ExplainStepJson,
-    GateJson,
-)
+from tokenaudit.render.json_documents import AuditJson, CostJson, DiffJson, GateJson
+from tokenaudit.render.json_explain import ExplainGroupJson, ExplainLogJson, ExplainNamesJson, ExplainStepJson
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
