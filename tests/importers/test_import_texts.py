@@ -70,7 +70,7 @@ def test_areal_versions_are_exact_and_context_is_masked(tmp_path: Path):
     ]
     assert log.column("response_mask") == [None, None, [1, 1, 1, 0, 0, 0, 0, 0, 1, 1], None]
     assert log.column("agentic") == [False, False, True, False]
-    assert log.imports.limits == (Lack.TIMELINE,)
+    assert log.imports.limits == (Lack.TIMELINE, Lack.NOT_DUMPED)
 
 
 def test_areal_replays_with_token_staleness(tmp_path: Path):
@@ -81,7 +81,10 @@ def test_areal_replays_with_token_staleness(tmp_path: Path):
     # group 10 is agentic, so none of its 5 generated tokens is; group 11 was filtered with 10 tokens
     assert total(result, "trained_tokens", "masked_stale_tokens", "masked_semantic_tokens") == [16 + 5, 4, 5]
     assert total(result, "filtered_tokens", "raw_rewards_count") == [10, 3]
-    assert [notice.message for notice in result.warnings if notice.code == "source-limit"] == [Lack.TIMELINE]
+    assert [notice.message for notice in result.warnings if notice.code == "source-limit"] == [
+        Lack.TIMELINE,
+        Lack.NOT_DUMPED,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,8 @@ def test_areal_replays_with_token_staleness(tmp_path: Path):
         # fewer versions than tokens and no segments to place them
         ({"version_rle": [[1, 9]]}, "span", {"model_step": 1, "model_step_end": 2}),
         # dumps before the fix wrote the minimum over all tokens, prompt included
-        ({"version_rle": None, "head_version": -1}, "none", {"model_step": None, "model_step_end": None}),
+        ({"version_rle": None, "head_version": -1}, "span", {"model_step": 0, "model_step_end": 2}),
+        ({"version_rle": None, "head_version": -1, "tail_version": -1}, "none", {"model_step": None}),
     ],
 )
 def test_areal_samples_without_a_version_for_every_token(values: dict, precision: str, expected: dict, tmp_path: Path):

@@ -239,3 +239,23 @@ def test_slime_rewards_of_several_numbers_are_noted(tmp_path: Path):
     ]
     torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
     assert sizes(imported("slime", tmp_path / "0.pt")) == Counter({1: 1, 2: 1})
+
+
+def test_areal_evaluations_are_left_out(tmp_path: Path):
+    log = imported_real("areal_eval", tmp_path, "areal")
+    assert len(set(log.column("group_id"))) == 20
+    assert 900020 not in log.column("group_id")
+
+
+def test_areal_ranks_in_one_folder_count_tasks_on_their_own(tmp_path: Path):
+    log = imported_real("areal_two_ranks", tmp_path, "areal")
+    assert sum(log.column("response_len")) == 12_808
+    groups = Counter(zip(log.column("train_step"), log.column("group_id"), strict=True))
+    assert len(groups) == 2 * 20
+    assert set(groups.values()) <= {7, 8}
+    assert len(set(log.column("rollout_id"))) == len(log.column("rollout_id"))
+    # the sessions of the two ranks differ in the status of some tasks
+    notes = ("ranks, or resumed runs", "ranks differ in the status of tasks")
+    assert all(any(limit.startswith(note) for limit in log.imports.limits) for note in notes)
+    result = log.replayed("policy.max_staleness=9", "timeline.train_batch_size=2")
+    assert result.totals["produced_tokens"] == 12_808

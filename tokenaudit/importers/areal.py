@@ -1,10 +1,12 @@
 """AReaL: `rollout/<version>/<task_id>.jsonl` of its rollout dump, one response a line, written as tasks finish.
 
-`sessions-r<rank>.jsonl` of its session tracer says what became of each task. Neither records refreshes and takes.
+`sessions-r<rank>.jsonl` of its session tracer says what became of each task. Neither records refreshes and takes. Read:
+`_dump_trajectory` (areal/infra/workflow_executor.py) of inclusionAI/AReaL 4aef98d8.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
-from tokenaudit.importers.fields import integer, length, number, objects, pieces, version_columns
+from tokenaudit.importers.fields import integer, length, number, objects, pieces, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.log.writer import Row
 
@@ -25,6 +27,14 @@ _STATUS = {
     "failed": "failed",
     "dropped": "failed",
 }
+_RANKS = (
+    "ranks, or resumed runs, that count tasks from 0 each share this folder: a task that comes again is taken for "
+    "another one's"
+)
+_MIXED_STATUSES = (
+    "ranks differ in the status of tasks with one number, and no dump says whose it holds: they are given in order, "
+    "so they are right in number, not for each task"
+)
 _WORST_FIRST = ("failed", "filtered", "completed")
 
 
@@ -32,31 +42,54 @@ def _is_sessions(path: Path) -> bool:
     return path.name.startswith("sessions-r") and path.suffix == ".jsonl"
 
 
+def _is_eval(path: Path) -> bool:
+    """Whether a dump is of an evaluation: `eval-rollout/<version>/<task_id>.jsonl`."""
+    return path.parent.parent.name.startswith("eval")
+
+
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    statuses: dict[int, str] = {}
+    statuses: dict[int, dict[str, str]] = {}
     for path in filter(_is_sessions, files):
         _read_sessions(path, statuses, context)
+    puts = Counter[int]()
     for path in files:
         if not _is_sessions(path):
-            yield from _read_tasks(path, statuses, context)
+            yield from _read_tasks(path, statuses, puts, context)
 
 
-def _read_sessions(path: Path, statuses: dict[int, str], context: Context) -> None:
-    """The worst status of the sessions of each task."""
+def _read_sessions(path: Path, statuses: dict[int, dict[str, str]], context: Context) -> None:
+    """The worst status of the sessions of each task, by file: each rank has its own, and counts tasks on its own."""
     for data, where in json_records(path, context):
         with context.noting(where):
             task_id = integer(data, "task_id")
             status = _STATUS.get(str(data.get("status")))
             if status is None:
                 raise FieldFault(f"unknown status {shown(data.get('status'))}", f"known: {', '.join(_STATUS)}")
-            statuses[task_id] = min(status, statuses.get(task_id, status), key=_WORST_FIRST.index)
+            known = statuses.setdefault(task_id, {})
+            known[path.name] = min(status, known.get(path.name, status), key=_WORST_FIRST.index)
 
 
-def _read_tasks(path: Path, statuses: dict[int, str], context: Context) -> Iterator[Imported]:
-    """The puts of a file: consecutive samples of one task; a sample index that comes again begins another put."""
+def _status(known: dict[str, str], earlier: int, context: Context) -> str:
+    """The status of a task in one of its ranks: no dump says whose task it holds, so they are taken in order."""
+    if not known:
+        return "completed"
+    if len(set(known.values())) > 1:
+        context.limit(_MIXED_STATUSES)
+    statuses = [*known.values()]
+    return statuses[min(earlier, len(statuses) - 1)]
+
+
+def _read_tasks(
+    path: Path, statuses: dict[int, dict[str, str]], puts: Counter[int], context: Context
+) -> Iterator[Imported]:
+    """The puts of a file: consecutive samples of one task; a sample index that comes again begins another put.
+
+    That is one of another rank, as each counts tasks from 0: a task is put once.
+    """
     folder = path.parent.name
     version = int(folder) if folder.isascii() and folder.isdigit() else None
     put: ImportedPut | None = None
+    task, earlier, samples = -1, 0, set[int]()
     for data, where in json_records(path, context):
         with context.noting(where):
             task_id = integer(data, "task_id")
@@ -64,12 +97,20 @@ def _read_tasks(path: Path, statuses: dict[int, str], context: Context) -> Itera
             if version is None:
                 version = integer(data, "tail_version")
             train_step = context.versions.model_step(version) + 1
-            row["status"] = statuses.get(task_id, "completed")
-            again = put is not None and any(row["rollout_id"] == other["rollout_id"] for other in put.rows)
-            if put is None or put.group_id != task_id or again:
+            sample = row["rollout_id"]
+            if put is None or task != task_id or sample in samples:
                 if put is not None:
                     yield put
-                put = ImportedPut(train_step, context.task(None), task_id, [], where)
+                task, earlier, samples = task_id, puts[task_id], set()
+                puts[task_id] += 1
+                group_id = task_id if earlier == 0 else stable_id(f"{task_id} of rank {earlier}")
+                if earlier:
+                    context.limit(_RANKS)
+                put = ImportedPut(train_step, context.task(None), group_id, [], where)
+            samples.add(sample)
+            row["status"] = _status(statuses.get(task_id, {}), earlier, context)
+            if earlier:
+                row["rollout_id"] = stable_id(f"{sample} of rank {earlier}")
             put.rows.append(row)
     if put is not None:
         yield put
@@ -122,9 +163,10 @@ def _versions(
         if len(versions) > generated:
             raise FieldFault(f"version_rle holds {len(versions)} versions for {generated} generated tokens")
     head, tail = integer(data, "head_version", low=-1), integer(data, "tail_version", low=-1)
-    if head < 0 or tail < head or tokens == 0:
+    if tail < max(head, 0) or tokens == 0:
         return version_columns(None, None, context)
-    start, end = context.versions.model_step(head), context.versions.model_step(tail)
+    # the oldest version of a dump without run lengths is the -1 of its prompt: only the newest is known then
+    start, end = context.versions.model_step(head) if head >= 0 else 0, context.versions.model_step(tail)
     # only run lengths make versions exact
     return version_columns(start, end, context, uniform=Precision.SPAN)
 
@@ -150,10 +192,10 @@ IMPORTER = Importer(
     name="areal",
     title="AReaL rollout dump, with its session trace",
     files="rollout/<version>/<task_id>.jsonl, session_tracer/sessions-r<rank>.jsonl",
-    looks_like=lambda path, keys: keys >= _KEYS or _is_sessions(path),
+    looks_like=lambda path, keys: (keys >= _KEYS and not _is_eval(path)) or _is_sessions(path),
     read=_read,
     suffixes=(".jsonl",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
     reads=(*USUAL_READS, "response_model_steps", "response_mask", "reward"),
-    lacks=(Lack.TIMELINE,),
+    lacks=(Lack.TIMELINE, Lack.NOT_DUMPED),
 )

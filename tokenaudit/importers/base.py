@@ -58,6 +58,7 @@ class Lack(StrEnum):
         "never trained"
     )
     GROUPS = "the source names no groups: consecutive responses to one prompt are taken for a group"
+    NOT_DUMPED = "samples that end in a token that isn't trained, such as a tool's reply, are never dumped"
     LOGGED_STEPS = "the source writes a batch every logging_steps only: those of the steps between are missing"
     PROMPTS = "the source names no groups: responses of one step to equal prompts are taken for a group"
     EQUAL_PROMPTS = (
