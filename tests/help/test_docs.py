@@ -36,6 +36,7 @@ NAMES = (
     "import",
     "audit",
     "explain",
+    "schema",
     "help",
 )
 MAIN_COMMAND = "pip install . && tokenaudit replay sample_data/rollouts.parquet"
