@@ -21,6 +21,7 @@ import pytest
 
 from tests.builders import put, take, write_log
 from tests.conftest import SAMPLE
+from tokenaudit.contracts.schema import META_DROPPED
 
 RUN = f"{sys.executable} -m tokenaudit"
 
@@ -282,3 +283,12 @@ def test_a_wide_name_does_not_crop_numbers(tmp_path: Path):
     shown = console_text(result_blocks(replay_log(path, isolated=True).result, by_task=True), Terminal(width=70))
     assert "123,456,789" in shown
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("count", ["-5", "many", "1" * 30, ""])
+def test_a_count_of_lost_events_that_counts_nothing_is_no_loss_of_none(count: str, run_cli, tmp_path: Path):
+    path = write_log(tmp_path / "log.parquet", [put(1, 1), take(2)], metadata={META_DROPPED: count})
+    for command in ("replay", "gate", "audit"):
+        ran = run_cli(command, path, "--isolated")
+        assert ran.code == 2
+    assert f"{META_DROPPED} is {count[:12]!r}"[:-1] in run_cli("replay", path).err

@@ -36,7 +36,15 @@ from tokenaudit.log.absent_columns import (
 )
 from tokenaudit.log.log_file import LogFile, open_file
 from tokenaudit.log.merged_order import MergedOrder, merged_order
-from tokenaudit.log.ranks import RANK_METADATA, file_rank, missing_ranks, present_ranks, rank_problems, ranks_text
+from tokenaudit.log.ranks import (
+    RANK_METADATA,
+    file_rank,
+    missing_ranks,
+    present_ranks,
+    rank_problems,
+    ranks_text,
+    whole_number,
+)
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
@@ -250,7 +258,8 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         unknown.update(dict.fromkeys(name for name in names if name not in known))
         limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
         missing.update(dict.fromkeys(filter(None, [file_metadata.pop(META_MISSING_RANKS, "")])))
-        lost.update({key: _whole_number(file_metadata.pop(key, "")) for key in (META_DROPPED, META_REJECTED)})
+        for key in (META_DROPPED, META_REJECTED):
+            lost[key] += whole_number(key, file_metadata.pop(key, "0"), path, problems)
         for key, value in file_metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path.name}: {key} differs from the files before it; the first one counts")
@@ -285,11 +294,6 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         missing_ranks=tuple(dict.fromkeys(filter(None, [missing_ranks(ranks), *missing])))[:MAX_LIMITS],
         order=order,
     )
-
-
-def _whole_number(text: str) -> int:
-    """A count in the metadata; 0 where it is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _limits(text: str) -> list[str]:

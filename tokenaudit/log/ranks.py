@@ -57,6 +57,11 @@ def _number(name: str, path: Path, metadata: Mapping[str, str], problems: list[P
     if text is None:
         problems.append(Problem(f"the part of a rank lacks {name} in its metadata", str(path), _RECORD_AGAIN))
         return 0
+    return whole_number(name, text, path, problems)
+
+
+def whole_number(name: str, text: str, path: Path, problems: list[Problem]) -> int:
+    """A number in the metadata of a file; what is none is added to the problems."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(LATEST_US)) else LATEST_US
     if number >= LATEST_US:
         problems.append(Problem(f"{name} is {shown(text)} in its metadata", str(path), "it is a whole number from 0"))

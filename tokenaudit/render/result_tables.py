@@ -127,7 +127,7 @@ def step_table(result: Result, by_task: bool, figures: Sequence[Figure] | None) 
     rows: list[TableRow] = []
     for label, row, form in _labelled_rows(result, chosen):
         for task, part in row[TASKS].items() if by_task else [("", row)]:
-            cells = [label, printable(task)] if by_task else [label]
+            cells: list[Phrase | str] = [label, printable(task)] if by_task else [label]
             if row is result.totals:
                 part = _account(result, task if by_task else None) | part
             for figure in chosen:

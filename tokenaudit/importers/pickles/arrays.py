@@ -136,7 +136,7 @@ class JaggedArray(_Shaped):
         return f"<nested array of {self.shape[0]} rows>"
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - all are frozen
         """Rows, and 0 for what differs."""
         return (self.offsets.size - 1 if self.lengths is None else self.lengths.size, 0)
 
