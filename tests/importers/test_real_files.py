@@ -259,3 +259,21 @@ def test_areal_ranks_in_one_folder_count_tasks_on_their_own(tmp_path: Path):
     assert all(any(limit.startswith(note) for limit in log.imports.limits) for note in notes)
     result = log.replayed("policy.max_staleness=9", "timeline.train_batch_size=2")
     assert result.totals["produced_tokens"] == 12_808
+
+
+def test_xtuner_trajectories_name_groups_tasks_and_rollouts(tmp_path: Path):
+    log = imported_real("xtuner_train_rollout", tmp_path, "xtuner-trajectories")
+    assert (sizes(log), takes(log)) == (Counter({8: 3}), [(1, 3)])
+    assert log.column("group_id") == [1] * 8 + [2] * 8 + [3] * 8
+    assert set(log.column("task_name")) == {"math"}
+    assert log.column("rollout_id")[:2] == [2305843010213693952, 2305843011213693952]
+    assert (log.column("prompt_len")[0], log.column("response_len")[0]) == (7, 58)
+    assert Counter(log.column("finish_reason")) == {None: 7, "stop": 7, "abort": 6, "length": 4}
+    assert log.imports.limits == (Lack.DROPPED, Lack.VERSIONS, Lack.MASK)
+
+
+def test_xtuner_trajectories_of_v1_0(tmp_path: Path):
+    log = imported_real("xtuner_v1.0.1", tmp_path, "xtuner-trajectories")
+    assert (sizes(log), takes(log)) == (Counter({8: 3}), [(1, 3)])
+    assert log.column("response_len")[:4] == [10, 11, 12, 13]
+    assert sum(log.column("reward")) == 12

@@ -2,7 +2,9 @@
 
 Batches and buffers hold the version of every token; batches lack what was dropped or left over, buffers what came and
 went before. `train_rollout_<step>.jsonl`, the trajectories of a trained batch, which its trainer writes for people,
-holds texts, lengths and rewards: neither groups nor versions nor masks.
+holds texts, lengths, rewards, groups, tasks and statuses, neither versions nor masks; files of v1.0,
+`rollout_idx_<step>_trajectory.jsonl`, have an `action_id` per group. Read: `_save_trajectories`
+(xtuner/v1/train/rl_trainer.py) of InternLM/xtuner b934f462.
 """
 
 from __future__ import annotations
@@ -140,16 +142,24 @@ def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Impo
         if "reward_mean" in data:
             # the summary of the batch
             return None
-        row = batch.unversioned_row(next(rollout_ids), number(data.get("reward"), "reward"))
+        rollout_id, status = data.get("rollout_id"), data.get("status", "completed")
+        if status not in [*Status]:
+            raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(sorted(Status))}")
+        rollout_id = next(rollout_ids) if rollout_id is None else stable_id(rollout_id)
+        row = batch.unversioned_row(rollout_id, number(data.get("reward"), "reward")) | {"status": status}
         row["response_len"] = length(data, "response_len")
+        if data.get("prompt_len") is not None:
+            row["prompt_len"] = length(data, "prompt_len")
         reason = data.get("finish_reason")
         row["finish_reason"] = reason if isinstance(reason, str) else None
-        return batch.TrainedResponse(
-            step, batch.GroupKey(context.task(None), prompts.group_of(data.get("prompt"))), row
-        )
+        group = data.get("group_id", data.get("action_id"))
+        if group is None:
+            context.limit(Lack.GROUPS)
+        group_id = prompts.group_of(data.get("prompt")) if group is None else stable_id(group)
+        return batch.TrainedResponse(step, batch.GroupKey(context.task(data.get("task_name")), group_id), row)
 
     for path in files:
-        step = step_in_name(path, r"_(\d+)\.jsonl$", low=1)
+        step = step_in_name(path, r"_(\d+)(?:_trajectory)?\.jsonl$", low=1)
         yield from batch.trained_batches(json_documents(path, context), partial(response, step), str(path), context)
         prompts.end(context)
 
@@ -185,13 +195,13 @@ BUFFER = Importer(
 TRAJECTORIES = Importer(
     name="xtuner-trajectories",
     title="XTuner trajectories of trained batches",
-    files="train_rollout_<step>.jsonl",
+    files="train_rollout_<step>.jsonl, rollout_idx_<step>_trajectory.jsonl",
     looks_like=lambda path, keys: (
-        path.name.startswith("train_rollout_") and keys >= {"reward_mean", "response_len_mean"}
+        path.name.startswith(("train_rollout_", "rollout_idx_")) and keys >= {"reward_mean", "response_len_mean"}
     ),
     read=_read_trajectories,
     suffixes=(".jsonl",),
     precisions=(Precision.NONE,),
-    reads=("group_id", "rollout_id", "response_len", "reward", "finish_reason", "take"),
-    lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.GROUPS),
+    reads=("task_name", *USUAL_READS, "reward", "finish_reason", "take"),
+    lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK),
 )
