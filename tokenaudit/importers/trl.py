@@ -19,7 +19,8 @@ from tokenaudit.importers.batch import GroupKey, PromptGroups, TrainedResponse, 
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import parquet_records
 
-_COLUMNS = ("step", "prompt", "completion", "advantage")
+_READ = ("step", "prompt", "completion")
+_COLUMNS = (*_READ, "advantage")
 _REPEATED = "batches that several steps trained on (num_iterations, steps_per_generation) count once, at the first step"
 _EVALUATION = (
     "some steps hold groups of several sizes: TRL logs evaluations into the same files, so rows of one may stand among "
@@ -47,7 +48,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
     def columns(schema: pa.Schema) -> list[str]:
         rewards[:] = _reward_columns(schema, context)
-        return [name for name in schema.names if name in _COLUMNS or name in rewards]
+        return [name for name in schema.names if name in _READ or name in rewards]
 
     for path in files:
         records = parquet_records(path, columns, context)
