@@ -618,10 +618,10 @@ def test_a_text_that_is_no_name_is_refused_at_the_put(name: str, tmp_path: Path)
     put: dict[str, Any] = {"group_id": 1, "train_step": 1, "model_step": 0}
     values = response if name in RESPONSE_COLUMNS else put
     with Recorder(tmp_path / "log") as recorder:
-        values[name] = "\U0001f600" * 2**16
+        values[name] = "\U0001f600" * 2**17
         recorder.put([response], **put)
         values[name] += "x"
-        with pytest.raises(RecordError, match=f"{name} has 65537 characters"):
+        with pytest.raises(RecordError, match=f"{name} has 131073 characters"):
             recorder.put([response], **put)
         recorder.take(1, 1)
     assert replay_log(tmp_path / "log", isolated=True).result.totals["put_groups"] == 1

@@ -26,7 +26,7 @@ _LARGEST_WIDE = dict.fromkeys(("group_id", "rollout_id"), 2**63 - 2) | dict.from
     ("time_us", "generate_time_us"), 2**63 - 1
 )
 """The largest value of columns of 64 bits; the largest integer of all is no id to readers."""
-_LONGEST_TEXT = 2**20
+_LONGEST_TEXT = 2**17
 """Characters of a text. Parts are sealed before their texts take more than readers accept."""
 _STATUSES = tuple(status.value for status in Status)
 
