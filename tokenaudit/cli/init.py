@@ -10,8 +10,8 @@ import typer
 
 from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption, run_request
-from tokenaudit.config.loading import FILE_NAME
 from tokenaudit.contracts.errors import Problem, UsageError, plural, printable
+from tokenaudit.contracts.files import CONFIG_FILE
 
 if TYPE_CHECKING:
     from tokenaudit.config.trainers import Trainer
@@ -34,7 +34,7 @@ def init(
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The config to write, in TOML.")
-    ] = Path(FILE_NAME),
+    ] = Path(CONFIG_FILE),
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:

@@ -21,10 +21,7 @@ from tokenaudit.config.toml import (
     shown,
 )
 from tokenaudit.contracts.errors import ConfigError, Problem, nearest_hint
-from tokenaudit.contracts.files import from_folder
-
-FILE_NAME = "tokenaudit.toml"
-"""The config file that is found without being named."""
+from tokenaudit.contracts.files import CONFIG_FILE, from_folder
 
 DEFAULT, LOG_METADATA = "default", "log metadata"
 """Origins of a value; any other origin is the name of a config file."""
@@ -275,9 +272,9 @@ def _find_file(config_path: Path | None, log_dir: Path | None, working_dir: Path
         return _read_given(config_path, working_dir)
     if isolated:
         return None
-    places = {FoundBy.WORKING_FOLDER: working_dir / FILE_NAME}
+    places = {FoundBy.WORKING_FOLDER: working_dir / CONFIG_FILE}
     if log_dir is not None:
-        places = {FoundBy.BESIDE_LOG: working_dir / log_dir / FILE_NAME} | places
+        places = {FoundBy.BESIDE_LOG: working_dir / log_dir / CONFIG_FILE} | places
     for found_by, path in places.items():
         if _is_there(path):
             source = str(from_folder(path, working_dir))

@@ -28,6 +28,8 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+CONFIG_FILE = "tokenaudit.toml"
+"""The config file that is found without being named."""
 OTHER_TABLES = (".csv", ".jsonl")
 """Extensions of tables that become logs by an import."""
 
