@@ -27,7 +27,6 @@ from tokenaudit.cli.options import (
     run_request,
     with_command,
 )
-from tokenaudit.contracts.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,6 +129,7 @@ def diff(
 def _show_warnings(sides: Sequence[Side], request: RunRequest, simulating: Sequence[str]) -> None:
     """Show what to know about both sides; `simulating` compares them by simulation, where no side is a saved result."""
     from tokenaudit.compare.metric_values import is_defined_alike
+    from tokenaudit.contracts.metrics import METRICS
 
     a, b = (side.result for side in sides)
     made = all(side.tape is not None for side in sides)
