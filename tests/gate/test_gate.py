@@ -13,12 +13,13 @@ from tests.compare.results import made_result, totals_of
 from tests.conftest import SAMPLE
 from tokenaudit import gate_result, replay_log
 from tokenaudit.config.model import Config
+from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.definitions import metric_definitions
 from tokenaudit.contracts.errors import ResultError, RuleError
 from tokenaudit.contracts.metrics import METRICS, OUTCOMES, RATES, SIMULATED_RATES, Better
 from tokenaudit.gate.baseline import check_baseline
 from tokenaudit.gate.grammar import parse_rule
-from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline
+from tokenaudit.gate.judge import baseline_fault, judge, judge_for_baseline, rules_of_metrics
 from tokenaudit.gate.report import COULD_NOT_JUDGE, FAIL, PASS, GateReport, LocatedRule, Origin, Outcome, Verdict
 from tokenaudit.gate.rule_sources import MOST_RULES, collect_rules, rule_lines
 from tokenaudit.gate.wording import details, statement, summary
@@ -618,3 +619,13 @@ def test_values_that_differ_never_read_alike():
         "baseline 0.50000 %, change +0.00001 pp (+<0.1 %); worst step 1: 0.50001 % (baseline 0.50000 %); "
         "worst task there math: 0.50001 % (baseline 0.50000 %)"
     )
+
+
+def test_a_rule_that_no_line_of_a_file_shows_stands_at_its_beginning():
+    assert rule_lines('[gate]\n"rules" = ["produced\\u005ftokens <= 3"]\n', ["produced_tokens <= 3"]) == [1]
+
+
+def test_metrics_may_not_get_worse_in_the_unit_they_are_shown_in():
+    figures = [m.DROPPED_TOKEN_RATE, m.DROPPED_TOKENS, m.TRAINED_TOKENS]
+    rules = [str(located.rule) for located in rules_of_metrics(figures, Origin("--metrics"))]
+    assert rules == ["dropped_token_rate <= +0pp", "dropped_tokens <= +0", "trained_tokens >= +0"]
