@@ -334,6 +334,8 @@ def test_steps_that_a_selection_leaves_out_are_not_lacking():
     assert compared.divergence is not None
     assert compared.divergence.train_step == 3
     assert step_lines(compared) == ["1 step only in A: 3", "of the steps, only 2..3 are compared"]
+    turned = compare(Side("b", b), Side("a", select_steps(a, 2, 3)))
+    assert (turned.only_a, turned.only_b) == ((), (3,))
     assert step_lines(compare(Side("a", a), Side("b", b))) == ["1 step only in A: 3"]
 
 
