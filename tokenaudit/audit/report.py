@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from tokenaudit import __version__
 from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError, plural
+from tokenaudit.contracts.files import json_text
 
 KIND_AUDIT = "tokenaudit.audit"
 AUDIT_SCHEMA_VERSION = 1
@@ -250,7 +250,7 @@ def _identities(data: Mapping[str, Any]) -> Identities:
 
 def report_json(report: AuditReport) -> str:
     """The saved form, with a line feed at the end; equal reports give equal bytes."""
-    return json.dumps(report_data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(report_data(report))
 
 
 def report_data(report: AuditReport) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from tokenaudit.cli.options import (
     run_request,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
+from tokenaudit.contracts.files import json_text
 
 
 def compact(
@@ -95,7 +95,7 @@ def workload(
         "quarantined_groups": loaded.quarantined[0],
     }
     if format_ is OverviewFormat.JSON:
-        streams.write_json(json.dumps(facts, indent=1) + "\n")
+        streams.write_json(json_text(facts))
     else:
         pairs = Pairs([(name, f"{value:,}") for name, value in facts.items()])
         streams.write_blocks(pairs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from tokenaudit.cli.options import (
     VerboseOption,
     run_request,
 )
+from tokenaudit.contracts.files import json_text
 
 
 def inspect(
@@ -36,7 +36,7 @@ def inspect(
 
     view = inspect_log(run_request(log, cache=cache))
     if format_ is OverviewFormat.JSON:
-        streams.write_json(json.dumps(overview_data(view), indent=1, ensure_ascii=False) + "\n")
+        streams.write_json(json_text(overview_data(view)))
     else:
         streams.write_blocks(*overview_blocks(view))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from tokenaudit.cli import streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
 from tokenaudit.contracts.errors import Problem, UsageError, printable
+from tokenaudit.contracts.files import json_text
 
 
 def schema(
@@ -39,7 +39,7 @@ def schema(
         return
     outputs = [] if output is None else [output]
     check_outputs(outputs, [], ("json",))
-    text = json.dumps(json_schema(kind), indent=1, ensure_ascii=False) + "\n"
+    text = json_text(json_schema(kind))
     write_files([(path, text.encode()) for path in outputs])
     if output is None:
         streams.write_json(text)

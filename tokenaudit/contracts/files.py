@@ -1,18 +1,28 @@
-"""Files: written whole or not at all, read within a limit, named twice, tables for an import, and where they lie."""
+"""Files: written whole or not at all, as JSON, read within a limit, named twice, tables for an import, their places."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from tokenaudit.contracts.errors import Problem, UsageError
+
+
+def json_text(document: Mapping[str, object]) -> str:
+    """A document as JSON for a file or a program, with a line feed at the end; equal ones give equal bytes.
+
+    Raises:
+        ValueError: it holds a number that JSON lacks: an infinite one, or none at all.
+    """
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:

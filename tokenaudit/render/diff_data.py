@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from fractions import Fraction
@@ -14,13 +13,14 @@ from tokenaudit import __version__
 from tokenaudit.compare.compare import DIFF_SCHEMA_VERSION, KIND_DIFF, Comparison, FigureChange, Side
 from tokenaudit.compare.exact import plain_number
 from tokenaudit.compare.metric_values import FigureValue, Missing
+from tokenaudit.contracts.files import json_text
 from tokenaudit.render.blocks import csv_cell, json_lines
 from tokenaudit.render.cost import cost_changes
 
 
 def diff_json(comparison: Comparison) -> str:
     """The comparison as JSON, with a line feed at the end; equal comparisons give equal bytes."""
-    return json.dumps(diff_data(comparison), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(diff_data(comparison))
 
 
 def diff_data(comparison: Comparison) -> dict[str, Any]:

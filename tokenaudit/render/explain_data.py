@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.config.limits import Setting
+from tokenaudit.contracts.files import json_text
 from tokenaudit.contracts.metrics import ROW_METRICS
 from tokenaudit.explain.history import GroupHistory
 from tokenaudit.explain.losses import Cause, GroupLoss, Place
@@ -42,7 +42,7 @@ class Plain:
     def json(self) -> str:
         """JSON with a line feed at the end; equal explanations give equal bytes."""
         head = {"kind": self.kind, "schema_version": EXPLAIN_SCHEMA_VERSION, "tool": f"tokenaudit {__version__}"}
-        return json.dumps(head | dict(self.data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text(head | dict(self.data))
 
     def csv(self) -> str:
         """The list as CSV; a text from a log does no harm in a spreadsheet."""

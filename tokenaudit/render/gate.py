@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from tokenaudit.compare.compare import setting_cells
 from tokenaudit.compare.exact import distinct_texts, number_text, plain_number
 from tokenaudit.compare.metric_values import total_value
 from tokenaudit.contracts.errors import plural, printable
+from tokenaudit.contracts.files import json_text
 from tokenaudit.contracts.metrics import OUTCOMES
 from tokenaudit.gate.report import (
     BY_DEFAULT,
@@ -119,7 +119,7 @@ def baseline_line(result: Result) -> str:
 
 def gate_json(report: GateReport) -> str:
     """The report as JSON, with a line feed at the end; equal reports give equal bytes."""
-    return json.dumps(gate_data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(gate_data(report))
 
 
 def gate_data(report: GateReport) -> dict[str, Any]:

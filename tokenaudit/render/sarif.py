@@ -6,7 +6,6 @@ Figures of a run and rows of a table have no line, so findings stand at the line
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import printable
+from tokenaudit.contracts.files import json_text
 from tokenaudit.gate import wording
 from tokenaudit.gate.report import GateReport, Outcome, Verdict
 from tokenaudit.gate.rule import Level
@@ -165,7 +165,7 @@ def _log(
         "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
         "results": list(results),
     }
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
+    return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
 
 
 def _message(text: str) -> dict[str, str]:

@@ -79,7 +79,7 @@ def times_of_log(events: Events, time: Int64s, config: Config) -> RunTimes:
 
 
 class _Mark(NamedTuple):
-    """An event that times are told by; its time is None where it has none."""
+    """An event that times are known by; its time is None where it has none."""
 
     kind: int
     train_step: int

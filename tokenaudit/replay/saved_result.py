@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from tokenaudit.config.model import Cost
 from tokenaudit.contracts.definitions import definitions_of_fingerprint
 from tokenaudit.contracts.errors import Problem, ResultError
+from tokenaudit.contracts.files import json_text
 from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit
 from tokenaudit.replay.cost import untrained_tokens
 from tokenaudit.replay.result import (
@@ -68,7 +69,7 @@ def result_to_json(result: Result) -> str:
         envelope["simulation"] = asdict(result.simulation)
     if result.cost is not None:
         envelope["cost"] = result.cost.data()
-    return json.dumps(envelope, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(envelope)
 
 
 def result_from_json(text: str, source: str) -> Result:
