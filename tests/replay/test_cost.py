@@ -92,13 +92,19 @@ def test_never_trained_are_the_ends_of_the_ledger_that_are_no_other(case: Path):
     assert cost.tokens == result.totals["produced_tokens"] + result.totals["carried_in_tokens"]
 
 
+WITHOUT_SYNC = [
+    at(0, refresh(train_step=1)),
+    at(10, put(group_id=1)),
+    at(12, take(train_step=1)),
+    at(12, refresh(train_step=2)),
+    at(30, refresh(train_step=2)),
+]
+"""The first step of a run whose weights aren't synced behind it."""
+
+
 def test_steps_without_a_sync_begin_with_their_second_refresh(tmp_path: Path):
     rows = [
-        at(0, refresh(train_step=1)),
-        at(10, put(group_id=1)),
-        at(12, take(train_step=1)),
-        at(12, refresh(train_step=2)),
-        at(30, refresh(train_step=2)),
+        *WITHOUT_SYNC,
         at(50, put(group_id=2, train_step=2)),
         at(51, take(train_step=2)),
     ]
@@ -112,11 +118,7 @@ def test_steps_without_a_sync_begin_with_their_second_refresh(tmp_path: Path):
 
 def test_nobody_waits_while_the_weights_of_an_empty_batch_move(tmp_path: Path):
     rows = [
-        at(0, refresh(train_step=1)),
-        at(10, put(group_id=1)),
-        at(12, take(train_step=1)),
-        at(12, refresh(train_step=2)),
-        at(30, refresh(train_step=2)),
+        *WITHOUT_SYNC,
         at(45, sync(train_step=2, model_step=1)),
         at(50, put(group_id=2, train_step=2)),
         at(51, take(train_step=2)),
