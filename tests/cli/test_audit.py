@@ -51,6 +51,13 @@ def test_a_report_says_a_thing_once_the_most_costly_first(run_cli):
     assert titles == ["L013", "L011", "L003", "L021", "L020"]
 
 
+def test_an_override_that_every_task_overrules_is_noted(run_cli):
+    ran = run_cli("audit", SAMPLE, "-q", "-s", "policy.max_staleness=1")
+    note = "-s policy.max_staleness changes nothing for tasks math, code, which set their own"
+    assert f"note: {note}. Use -s tasks.math.max_staleness=1 -s tasks.code.max_staleness=1\n" in ran.out
+    assert "changes nothing" not in run_cli("audit", SAMPLE, "-s", "tasks.code.max_staleness=1").out
+
+
 def test_findings_share_the_list(run_cli, tmp_path: Path):
     rows = [put(n, n, tokens=3, response_mask=[0, 0], rollout_id=n) for n in range(9)]
     out = run_cli("audit", write_log(tmp_path / "log.parquet", rows), "--max-findings", 5).out

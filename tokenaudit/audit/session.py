@@ -20,13 +20,13 @@ from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, tra
 from tokenaudit.config.loading import DEFAULT, Settings, check_overridden_tasks
 from tokenaudit.config.model import Config
 from tokenaudit.config.toml import OVERRIDE
-from tokenaudit.contracts.errors import LogError, TokenauditError
+from tokenaudit.contracts.errors import LogError, NoticeLevel, TokenauditError
 from tokenaudit.contracts.schema import COLUMNS
 from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log
 from tokenaudit.log.reading import read_digest
-from tokenaudit.replay.notices import recorded_sync_weights_interval
-from tokenaudit.replay.request import Paths, RunOptions, RunRequest
+from tokenaudit.replay.notices import recorded_sync_weights_interval, settings_notices
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest, TimelineKind
 from tokenaudit.replay.session import no_collections, settings_for
 
 CLIP_EPSILON = 0.2
@@ -85,7 +85,7 @@ def audit_log(
             runs=runs,
             findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
             evidence=_evidence(case, epsilon),
-            log_notes=_log_notes(case.files.log),
+            log_notes=(*_log_notes(case.files.log), *_ignored_overrides(settings, case)),
         )
 
 
@@ -161,6 +161,13 @@ def _log_notes(log: Log | None) -> tuple[str, ...]:
     if log is None:
         return ()
     return (*log.losses, *log.limits, *log.notes, *log.unread_notes)
+
+
+def _ignored_overrides(settings: Settings, case: Case) -> list[str]:
+    """That values given with `-s` change nothing, in sentences."""
+    kind = TimelineKind.SIMULATED if case.run is None else case.run.timeline
+    notices = settings_notices(settings, case.table.used_tasks, kind)
+    return [f"{notice.message}. {notice.cost}" for notice in notices if notice.level is NoticeLevel.CAUTION]
 
 
 def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
