@@ -191,8 +191,12 @@ class Recorder:
         return self._lost[META_REJECTED]
 
     def count_rejected(self) -> None:
-        """Count an event of the run that can't even be handed to the recorder, so that the log says so."""
-        self._lose(META_REJECTED)
+        """Count an event of the run that can't even be handed to the recorder, so that the log says so.
+
+        In a process that was forked from the recorder's nothing can be counted.
+        """
+        if not self._is_foreign():
+            self._lose(META_REJECTED)
 
     @property
     def is_failed(self) -> bool:

@@ -5,37 +5,24 @@ Nothing of the trainer is imported: a buffer is known by its public methods, a r
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import warnings
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
-from tokenaudit.contracts.errors import RecordError
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
+from tokenaudit.record.hooks import Detach, Hook, Hooks
 from tokenaudit.record.recorder import Recorder
 
-_METHODS = ("put", "get", "refresh_staleness", "take_batch")
-_is_inside: ContextVar[bool] = ContextVar("tokenaudit_is_inside", default=False)
-"""Whether a recorded method is running: the methods that it calls itself are part of it."""
 
-Method = Callable[..., Awaitable[Any]]
-_recorded: WeakSet[Method] = WeakSet()
-"""The wrappers there are."""
-
-
-def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
+def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Detach:
     """Record what an XTuner replay buffer is asked for: every put, sample, refresh and take.
 
     The asynchronous methods `put`, `get`, `refresh_staleness` and `take_batch` of this one object are wrapped. Each
     runs under a lock of the recorder's own, so that events are recorded in the order in which they take effect, with
     the arguments that were passed and the responses as they were before the buffer changed them; a take names the
     rollouts that the buffer gave. What a response continues from is derived from the token ids that it was sampled
-    with. Calls that raise record nothing. Whatever can't be recorded raises a `RuntimeWarning` and is counted in the
-    log; the call itself always goes through.
+    with. Calls that raise record nothing. Whatever can't be recorded is counted in the log, the first time with a
+    `RuntimeWarning`; the call itself always goes through.
 
     The buffer doesn't see weight syncs: call `recorder.sync(train_step, model_step)` where they happen.
 
@@ -51,30 +38,9 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Callable[[], None]:
     Raises:
         TypeError: the object lacks one of the methods, or a recorder is attached to it already.
     """
-    missing = [name for name in _METHODS if not callable(getattr(replay_buffer, name, None))]
-    if missing:
-        raise TypeError(f"{type(replay_buffer).__name__} has no method {', '.join(missing)}")
-    if any(getattr(replay_buffer, name) in _recorded for name in _METHODS):
-        raise TypeError("a recorder is attached to this buffer already: detach it first")
-    attachment = _Attachment(recorder)
-    handlers = (attachment.put, attachment.get, attachment.refresh, attachment.take)
-    own = {name: vars(replay_buffer).get(name) for name in _METHODS}
-    wrappers = {
-        name: attachment.wrapped(getattr(replay_buffer, name), handler)
-        for name, handler in zip(_METHODS, handlers, strict=True)
-    }
-    for name, wrapper in wrappers.items():
-        setattr(replay_buffer, name, wrapper)
-        _recorded.add(wrapper)
-
-    def detach() -> None:
-        for name, wrapper in wrappers.items():
-            if vars(replay_buffer).get(name) is wrapper:
-                delattr(replay_buffer, name)
-                if own[name] is not None:
-                    setattr(replay_buffer, name, own[name])
-
-    return detach
+    buffer = _Buffer(recorder)
+    handlers = {"put": buffer.put, "get": buffer.get, "refresh_staleness": buffer.refresh, "take_batch": buffer.take}
+    return Hooks(recorder).attach(replay_buffer, {name: Hook(handler) for name, handler in handlers.items()})
 
 
 class _Segment(NamedTuple):
@@ -92,36 +58,14 @@ class _Fingerprint(NamedTuple):
     hash: int
 
 
-class _Attachment:
+class _Buffer:
     """The handlers of one buffer. Each looks at the arguments, and returns what to record with the call's result."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._lock = asyncio.Lock()
         self._train_step: int | None = None
         self._sampled: dict[_Segment, _Fingerprint] = {}
         """The tokens that sampled responses were sampled with."""
-
-    def wrapped(self, method: Method, handler: Callable[[Mapping[str, Any]], Callable[[Any], None]]) -> Method:
-        signature = inspect.signature(method)
-
-        async def recorded(*args: Any, **kwargs: Any) -> Any:
-            if _is_inside.get():
-                return await method(*args, **kwargs)
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            async with self._lock:
-                record = _warned(self._recorder, handler, bound.arguments)
-                token = _is_inside.set(True)
-                try:
-                    result = await method(*args, **kwargs)
-                finally:
-                    _is_inside.reset(token)
-                if record is not None:
-                    _warned(self._recorder, record, result)
-                return result
-
-        return recorded
 
     def put(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
         states: Sequence[Any] = next(iter(arguments.values()))
@@ -190,20 +134,6 @@ class _Attachment:
         if step is not None:
             self._train_step = int(step)
         return 1 if self._train_step is None else self._train_step
-
-
-def _warned(recorder: Recorder, call: Callable[[Any], Any], argument: Any) -> Any:
-    """What a call returns; None, and a warning, where it fails: a recording must never end a training."""
-    try:
-        return call(argument)
-    except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, RecordError):
-            what = error.summary
-        else:
-            recorder.count_rejected()
-        warnings.warn(f"not recorded: {what}", RuntimeWarning, stacklevel=3)
-        return None
 
 
 def _taken(groups: Iterable[Sequence[Any]]) -> list[Row]:

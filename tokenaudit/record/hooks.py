@@ -1,0 +1,270 @@
+"""Wrap the public methods of a trainer's objects, so that its run is recorded: what every hook shares.
+
+Nothing of a trainer is imported. Whatever a hook does wrong stays here: the trainer's call goes through, with the
+result or the exception that it has without a recorder. A hook looks at a call twice: its handler gets the arguments
+before the call, and returns what gets the result behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+from tokenaudit.contracts.errors import RecordError
+from tokenaudit.record.recorder import Recorder
+
+Record = Callable[[Any], None]
+"""Gets the result of a call."""
+Handler = Callable[[Mapping[str, Any]], Record | None]
+"""Gets the arguments of a call by their names, defaults too; returns what records the result, or None for nothing."""
+Detach = Callable[[], None]
+"""Takes the wrappers of an object off again; a second call does nothing."""
+
+_attaching = threading.Lock()
+_wrappers: WeakSet[FunctionType] = WeakSet()
+"""The wrappers there are."""
+_running: ContextVar[tuple[Hooks, ...]] = ContextVar("tokenaudit_running", default=())
+"""Whose wrapped methods are running: the methods that such a one calls itself are part of it."""
+_LONGEST_REPORT = 500
+
+
+class Hook(NamedTuple):
+    """How a method is recorded.
+
+    Attributes:
+        handler: looks at the arguments, and returns what looks at the result.
+        is_alone: calls of such methods wait for each other, so that they are recorded in the order in which they take
+            effect. Not for a method that may wait for another one, such as a `get` for a `put`: it runs at any time,
+            and what returns while an alone call runs is recorded behind that.
+    """
+
+    handler: Handler
+    is_alone: bool = True
+
+
+class Hooks:
+    """The hooks of one trainer, which record into one recorder.
+
+    Args:
+        recorder: where events go; it stays open.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._process = os.getpid()
+        self._failures = itertools.count()
+        self._alone = threading.RLock()
+        """Held by the thread whose alone call runs."""
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        """The same for coroutines of an event loop: a lock belongs to one."""
+        self._state = threading.RLock()
+        """Held while anything is recorded, and for what follows."""
+        self._alone_calls = 0
+        self._late: list[tuple[Record, Any]] = []
+        """What returned while an alone call was running."""
+
+    def attach(self, target: Any, hooks: Mapping[str, Hook], noun: str = "buffer") -> Detach:
+        """Wrap methods of one object, by name; other objects of its class stay as they are.
+
+        Args:
+            target: the object.
+            hooks: how its methods are recorded.
+            noun: what messages call the object.
+
+        Returns:
+            A function that takes the wrappers off again.
+
+        Raises:
+            TypeError: the object lacks one of the methods or can't be changed, or a recorder is attached to it already.
+        """
+        missing = [name for name in hooks if not callable(getattr(target, name, None))]
+        if missing:
+            raise TypeError(f"{type(target).__name__} has no method {', '.join(missing)}")
+        with _attaching:
+            if any(_is_wrapper(getattr(target, name)) for name in hooks):
+                raise TypeError(f"a recorder is attached to this {noun} already: detach it first")
+            try:
+                own = {name: vars(target).get(name) for name in hooks}
+                wrappers = {name: self.wrapped(getattr(target, name), hook) for name, hook in hooks.items()}
+                for name, wrapper in wrappers.items():
+                    setattr(target, name, wrapper)
+            except (AttributeError, TypeError, ValueError) as error:
+                what = f"{type(target).__name__} can't be recorded: its methods can't be replaced ({error})"
+                raise TypeError(what) from error
+
+        def detach() -> None:
+            with _attaching:
+                for name, wrapper in wrappers.items():
+                    if vars(target).get(name) is wrapper:
+                        delattr(target, name)
+                        if own[name] is not None:
+                            setattr(target, name, own[name])
+
+        return detach
+
+    def wrapped(self, method: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+        """A function that does what `method` does, and is recorded; a coroutine function stays one.
+
+        Raises:
+            ValueError: nothing says what arguments the method has.
+        """
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self in _running.get() or self._is_foreign():
+                return method(*args, **kwargs)
+            with self._thread_alone(hook):
+                record = self._looked_at(hook, signature, args, kwargs)
+                with self._inside():
+                    result = method(*args, **kwargs)
+                if not inspect.isawaitable(result):
+                    self._record(record, result, hook)
+                    return result
+            return self._awaited(result, record, hook)
+
+        @functools.wraps(method)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            if self in _running.get() or self._is_foreign():
+                return await method(*args, **kwargs)
+            async with self._coroutine_alone(hook):
+                record = self._looked_at(hook, signature, args, kwargs)
+                with self._inside():
+                    result = await method(*args, **kwargs)
+                self._record(record, result, hook)
+                return result
+
+        wrapper = call_async if inspect.iscoroutinefunction(method) else call
+        assert isinstance(wrapper, FunctionType)
+        _wrappers.add(wrapper)
+        return wrapper
+
+    def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns; None where it fails, which is counted in the log, and told the first time.
+
+        Calls of several threads wait for each other. In a process that was forked from the recorder's nothing is
+        called: it needs a recorder and hooks of its own.
+        """
+        if self._is_foreign():
+            return None
+        try:
+            with self._state:
+                return call(*arguments)
+        except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
+            if not isinstance(error, RecordError):
+                # a recorder counts those itself
+                with suppress(Exception):
+                    self._recorder.count_rejected()
+            self._tell(_said(error))
+            return None
+
+    def _looked_at(
+        self, hook: Hook, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Record | None:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            # the method itself will say so
+            return None
+        bound.apply_defaults()
+        return self.guarded(hook.handler, bound.arguments)
+
+    def _record(self, record: Record | None, result: Any, hook: Hook) -> None:
+        if record is None:
+            return
+        with self._state:
+            if self._alone_calls and not hook.is_alone:
+                self._late.append((record, result))
+            else:
+                self.guarded(record, result)
+
+    async def _awaited(self, result: Awaitable[Any], record: Record | None, hook: Hook) -> Any:
+        with self._inside():
+            value = await result
+        self._record(record, value, hook)
+        return value
+
+    @contextmanager
+    def _thread_alone(self, hook: Hook) -> Iterator[None]:
+        if hook.is_alone:
+            with self._alone, self._counted():
+                yield
+        else:
+            yield
+
+    @asynccontextmanager
+    async def _coroutine_alone(self, hook: Hook) -> AsyncIterator[None]:
+        if hook.is_alone:
+            with self._state:
+                turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+            async with turn:
+                with self._counted():
+                    yield
+        else:
+            yield
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """An alone call runs; what returned meanwhile is recorded behind it."""
+        with self._state:
+            self._alone_calls += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._alone_calls -= 1
+                if not self._alone_calls:
+                    late, self._late = self._late, []
+                    for record, result in late:
+                        self.guarded(record, result)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        token = _running.set((*_running.get(), self))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+    def _is_foreign(self) -> bool:
+        """Whether this process was forked from that of the hooks, which is told; locks may then be held forever."""
+        if os.getpid() == self._process:
+            return False
+        self._tell("the recorder belongs to another process, which this one was forked from")
+        return True
+
+    def _tell(self, what: str) -> None:
+        """Tell the first failure, on standard error where a warning would be an error."""
+        if next(self._failures):
+            return
+        text = f"not recorded: {what} (told once; the log counts what is not recorded)"
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        except Warning:
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(f"tokenaudit: {text}\n")
+
+
+def _is_wrapper(method: object) -> bool:
+    return isinstance(method, FunctionType) and method in _wrappers
+
+
+def _said(error: Exception) -> str:
+    """An error in words, whatever its own text does."""
+    try:
+        text = error.summary if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - exceptions of a trainer may be anything
+        return type(error).__name__
+    return text if len(text) <= _LONGEST_REPORT else text[:_LONGEST_REPORT] + "…"
