@@ -17,6 +17,7 @@ from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
 from tokenaudit.importers.fields import integer, length, number, objects, pieces, stable_id, version_columns
 from tokenaudit.importers.files import json_records
+from tokenaudit.importers.packed import plain_suffix
 from tokenaudit.log.writer import Row
 
 _KEYS = frozenset({"task_id", "sample_idx", "seqlen", "prompt_len", "head_version"})
@@ -39,7 +40,7 @@ _WORST_FIRST = ("failed", "filtered", "completed")
 
 
 def _is_sessions(path: Path) -> bool:
-    return path.name.startswith("sessions-r") and path.suffix == ".jsonl"
+    return path.name.startswith("sessions-r") and plain_suffix(path) == ".jsonl"
 
 
 def _is_eval(path: Path) -> bool:

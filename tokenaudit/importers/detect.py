@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.contracts.files import named_twice
 from tokenaudit.importers import areal, generic, nemo_rl, prime_rl, slime, tinker, trl, verl, xtuner
 from tokenaudit.importers.base import Importer, Problems
-from tokenaudit.importers.files import first_compressed, first_keys, source_files
+from tokenaudit.importers.files import first_keys, source_files
+from tokenaudit.importers.packed import first_unreadable, plain_name
 
 _IMPORTERS = (
     xtuner.BATCHES, xtuner.BUFFER, xtuner.TRAJECTORIES, areal.IMPORTER, prime_rl.IMPORTER, slime.IMPORTER, verl.TEXTS,
@@ -43,22 +44,31 @@ def files_of(importer: Importer, paths: Sequence[Path]) -> tuple[list[Path], int
         SourceError: a path that isn't there, a file that is named twice, or nothing to import.
     """
     kept: list[Path] = []
-    passed_over = 0
+    passed_over: list[Path] = []
     for path in paths:
-        found = source_files([path], importer.suffixes)
-        fitting = [file for file in found if not path.is_dir() or importer.looks_like(file, first_keys(file))]
-        kept += fitting
-        passed_over += len(found) - len(fitting)
+        for file in source_files([path], importer.suffixes):
+            fits = not path.is_dir() or importer.looks_like(plain_name(file), first_keys(file))
+            (kept if fits else passed_over).append(file)
     if not kept:
         what = f"no file looks like {importer.title}"
         nothing = Problem(what, ", ".join(map(str, paths)), f"its files are {importer.files}")
-        raise SourceError(first_compressed(source_files(paths, importer.suffixes)[:_LOOKED_AT]) or nothing)
+        raise SourceError(first_unreadable(passed_over[:_LOOKED_AT], importer.suffixes) or nothing)
     twice = Problems()
-    for problem in named_twice(kept, "dump"):
+    for problem in (*named_twice(kept, "dump"), *_packed_twins(kept)):
         twice.add(problem)
     if twice.count:
         raise SourceError(twice.all())
-    return kept, passed_over
+    return kept, len(passed_over)
+
+
+def _packed_twins(files: Sequence[Path]) -> Iterator[Problem]:
+    """Compressed files that stand beside what they unpack to: their rows would count twice."""
+    there = set(files)
+    for file in files:
+        plain = plain_name(file)
+        if plain != file and plain in there:
+            what = f"the file is there unpacked too, as {shown(plain.name)}"
+            yield Problem(what, str(file), "move one of them away, or name the files that count")
 
 
 def detected(paths: Sequence[Path]) -> Importer:
@@ -72,14 +82,14 @@ def detected(paths: Sequence[Path]) -> Importer:
     looked_at = source_files(paths, suffixes)[:_LOOKED_AT]
     for path in looked_at:
         keys = first_keys(path)
-        name = next((name for name, importer in IMPORTERS.items() if importer.looks_like(path, keys)), None)
+        name = next((name for name, importer in IMPORTERS.items() if importer.looks_like(plain_name(path), keys)), None)
         if name is not None:
             found[name] += 1
     where = ", ".join(map(str, paths))
     if not found:
         hint = "tokenaudit import --list names the formats; --from generic reads any table with --map theirs=ours"
         unknown = Problem("the files look like no known format", where, hint)
-        raise SourceError(first_compressed(looked_at) or unknown)
+        raise SourceError(first_unreadable(looked_at, suffixes) or unknown)
     if len(found) > 1:
         counts = ", ".join(f"{name} ({count} file{'s' * (count > 1)})" for name, count in found.most_common())
         raise SourceError(Problem(f"the files look like several formats: {counts}", where, "choose one with --from"))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,20 +16,19 @@ from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.dumps import first_texts
 from tokenaudit.importers.fields import MAX_TOKENS
+from tokenaudit.importers.packed import (
+    LINE_SUFFIXES,
+    first_unreadable,
+    opened,
+    opened_lines,
+    plain_name,
+    plain_suffix,
+    unreadable_as_is,
+)
 from tokenaudit.record import json_lines as lines
 from tokenaudit.record.json_lines import json_lines
 
 MAX_FILES = 1_000_000
-_HEAD_BYTES = 15
-
-
-_COMPRESSIONS = {
-    "gzip": (re.compile(rb"\x1f\x8b\x08"), "gunzip"),
-    "zstd": (re.compile(rb"\x28\xb5\x2f\xfd"), "unzstd"),
-    "bzip2": (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bunzip2"),
-    "xz": (re.compile(rb"\xfd7zXZ\x00"), "unxz"),
-}
-"""Kinds of compression: how their files begin, and what unpacks them."""
 _ROWS_AT_ONCE = 1024
 _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
@@ -37,8 +36,6 @@ _BYTES_AT_ONCE = 64 * 2**20
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _UNREADABLE_PARQUET = "copy the file again, or update pyarrow, which reads more columns than before"
 _DELTA_ENCODINGS = frozenset({"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"})
-_OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-"""How torch.save began before it wrote archives."""
 
 
 class SourceRecord(NamedTuple):
@@ -54,19 +51,20 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     Numbers in names count as numbers, so that `step_10` comes after `step_9`. Links out of a folder aren't followed.
 
     Raises:
-        SourceError: a path that isn't there, a compressed file, a folder without such a file, or far too many files.
+        SourceError: a path that isn't there, a file that has to be unpacked first, a folder without such a file, or far
+            too many files.
     """
     found: list[Path] = []
     problems: list[Problem] = []
     for path in paths:
         if path.is_dir():
-            below = (entry for entry in path.rglob("*") if entry.suffix.lower() in suffixes and entry.is_file())
+            below = (entry for entry in path.rglob("*") if plain_suffix(entry) in suffixes and entry.is_file())
             here = sorted((entry for entry in below if not entry.is_symlink()), key=_natural_key)
             if not here:
                 problems.append(_nothing_below(path, suffixes))
             found += here
         elif path.is_file():
-            problem = _unreadable_as_is(path)
+            problem = unreadable_as_is(path, suffixes)
             problems += [] if problem is None else [problem]
             found.append(path)
         else:
@@ -83,29 +81,7 @@ def _nothing_below(folder: Path, suffixes: Sequence[str]) -> Problem:
     packed = (entry for entry in folder.rglob("*") if {suffix.lower() for suffix in entry.suffixes} & {*suffixes})
     hint = f"extensions: {', '.join(suffixes)}"
     nothing = Problem("the folder holds no file to import", str(folder), hint)
-    return first_compressed(filter(Path.is_file, packed)) or nothing
-
-
-def first_compressed(paths: Iterable[Path]) -> Problem | None:
-    """The first of some files that is compressed, or of an old version of torch; neither kind is ever unpacked."""
-    return next((problem for problem in map(_unreadable_as_is, paths) if problem is not None), None)
-
-
-def _unreadable_as_is(path: Path) -> Problem | None:
-    """Why a file can't be read before it is unpacked or saved anew; None where it can, or can't be read at all."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except OSError:
-        return None
-    for name, (beginning, command) in _COMPRESSIONS.items():
-        if beginning.match(head):
-            hint = f"unpack it first, such as with {command}"
-            return Problem(f"the file is compressed with {name}", str(path), hint)
-    if head == _OLD_TORCH:
-        hint = "load it with torch and save it again, without _use_new_zipfile_serialization=False"
-        return Problem("a file of torch.save in its old format, of before torch 1.6", str(path), hint)
-    return None
+    return first_unreadable(filter(Path.is_file, packed), suffixes) or nothing
 
 
 def _natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -126,7 +102,7 @@ def step_in_name(path: Path, pattern: str, low: int = 0) -> int:
     Raises:
         SourceError: it finds none of at least `low`.
     """
-    step = number_in(path.name, pattern)
+    step = number_in(plain_name(path).name, pattern)
     if step is None or step < low:
         hint = "keep the name that the trainer gave it"
         raise SourceError(Problem("the name of the file doesn't hold the train step", str(path), hint))
@@ -139,16 +115,12 @@ def json_records(path: Path, context: Context) -> Iterator[SourceRecord]:
     Raises:
         SourceError: the file can't be read.
     """
-    try:
-        with path.open("rb") as stream:
-            for line in json_lines(stream, str(path)):
-                context.advance(line.bytes)
-                if line.problem is not None:
-                    context.problems.add(line.problem)
-                else:
-                    yield SourceRecord(context.fields(line.data), f"{path}, line {line.number}")
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with opened_lines(path, context) as stream:
+        for line in json_lines(stream, str(path)):
+            if line.problem is not None:
+                context.problems.add(line.problem)
+            else:
+                yield SourceRecord(context.fields(line.data), f"{path}, line {line.number}")
 
 
 def json_documents(path: Path, context: Context) -> Iterator[SourceRecord]:
@@ -157,30 +129,26 @@ def json_documents(path: Path, context: Context) -> Iterator[SourceRecord]:
     Raises:
         SourceError: the file can't be read.
     """
-    try:
-        with path.open("rb") as stream:
-            kept: list[bytes] = []
-            size = first = number = 0
-            while line := stream.readline(lines.MAX_LINE_BYTES + 1):
-                number += 1
-                context.advance(len(line))
-                if not kept and not line.strip():
-                    continue
-                first = first if kept else number
-                kept.append(line)
-                size += len(line)
-                where = f"{path}, line {first}"
-                if size > lines.MAX_LINE_BYTES:
-                    context.problems.add(Problem(f"an object of more than {size} bytes", where, "the file is damaged"))
-                    return
-                # an object ends with a brace at the margin, or fits its line
-                if line.startswith(b"}") or (len(kept) == 1 and line.startswith(b"{") and line.rstrip().endswith(b"}")):
-                    yield from _document(b"".join(kept), where, context)
-                    kept, size = [], 0
-            if kept:
-                context.problems.add(Problem("the last object is cut off", f"{path}, line {first}", "copy it again"))
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with opened_lines(path, context) as stream:
+        kept: list[bytes] = []
+        size = first = number = 0
+        while line := stream.readline(lines.MAX_LINE_BYTES + 1):
+            number += 1
+            if not kept and not line.strip():
+                continue
+            first = first if kept else number
+            kept.append(line)
+            size += len(line)
+            where = f"{path}, line {first}"
+            if size > lines.MAX_LINE_BYTES:
+                context.problems.add(Problem(f"an object of more than {size} bytes", where, "the file is damaged"))
+                return
+            # an object ends with a brace at the margin, or fits its line
+            if line.startswith(b"}") or (len(kept) == 1 and line.startswith(b"{") and line.rstrip().endswith(b"}")):
+                yield from _document(b"".join(kept), where, context)
+                kept, size = [], 0
+        if kept:
+            context.problems.add(Problem("the last object is cut off", f"{path}, line {first}", "copy it again"))
 
 
 def _document(text: bytes, where: str, context: Context) -> Iterator[SourceRecord]:
@@ -274,33 +242,32 @@ def _too_long(elements: int, path: Path) -> SourceError:
 
 def first_keys(path: Path) -> frozenset[str]:
     """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
-    suffix = path.suffix.lower()
+    suffix = plain_suffix(path)
     if suffix in (".pt", ".pth"):
         return first_texts(path)
     try:
         if suffix == ".parquet":
             return frozenset(pq.read_schema(path).names)
-        with path.open("rb") as stream:
-            head = stream.readline(lines.MAX_LINE_BYTES)
-            if suffix == ".csv":
-                return frozenset(name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(","))
-            if suffix in (".jsonl", ".json"):
-                data = json.loads(head if head.strip() != b"{" else head + _rest_of_object(stream))
-                return frozenset(data) if isinstance(data, dict) else frozenset()
-    except (OSError, ValueError, RecursionError, NotImplementedError):
+        if suffix in LINE_SUFFIXES:
+            with opened(path) as stream:
+                return frozenset(_first_keys_of_lines(stream, suffix))
+    except (OSError, EOFError, ValueError, RecursionError, NotImplementedError, SourceError):
         pass
     return frozenset()
 
 
-def _rest_of_object(stream: Any) -> bytearray:
+def _first_keys_of_lines(stream: IO[bytes], suffix: str) -> Iterable[str]:
+    head = stream.readline(lines.MAX_LINE_BYTES)
+    if suffix == ".csv":
+        return [name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(",")]
+    data = json.loads(head if head.strip() != b"{" else head + _rest_of_object(stream))
+    return data if isinstance(data, dict) else ()
+
+
+def _rest_of_object(stream: IO[bytes]) -> bytearray:
     rest = bytearray()
     while line := stream.readline(1 << 20):
         rest += line
         if line.startswith(b"}") or len(rest) > 1 << 24:
             break
     return rest
-
-
-def unreadable(path: Path, error: OSError) -> SourceError:
-    """The fault of a file that can't be read."""
-    return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), "check its owner and mode"))

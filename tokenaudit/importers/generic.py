@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ from tokenaudit.importers.base import (
     Precision,
 )
 from tokenaudit.importers.fields import int_list, number, stable_id
-from tokenaudit.importers.files import SourceRecord, json_records, parquet_records, unreadable
+from tokenaudit.importers.files import SourceRecord, json_records, parquet_records
+from tokenaudit.importers.packed import opened_lines, plain_suffix
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
 
@@ -155,7 +157,7 @@ def _list(name: str, value: Any, kind: ColumnType) -> Any:
 
 def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
     """The rows of a file; columns of a Parquet file that have no place in a log are never read."""
-    suffix = path.suffix.lower()
+    suffix = plain_suffix(path)
     if suffix == ".csv":
         return _csv(path, context)
     if suffix == ".parquet":
@@ -167,22 +169,19 @@ def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
 def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
     csv.field_size_limit(lines.MAX_LINE_BYTES)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(_bounded(stream, context))
+        with opened_lines(path, context) as stream:
+            reader = csv.DictReader(_bounded(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
             for data in reader:
                 named = {name: value for name, value in data.items() if name}
                 yield SourceRecord(context.fields(named), f"{path}, line {reader.line_num}")
-    except OSError as error:
-        raise unreadable(path, error) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
 
 
-def _bounded(stream: IO[str], context: Context) -> Iterator[str]:
+def _bounded(stream: IO[str]) -> Iterator[str]:
     while line := stream.readline(lines.MAX_LINE_BYTES):
         if len(line) == lines.MAX_LINE_BYTES:
             raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES} characters")
-        context.advance(len(line))
         yield line
 
 

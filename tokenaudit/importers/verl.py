@@ -22,6 +22,7 @@ from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported
 from tokenaudit.importers.dumps import columns_of, fields_of, items_of, plain, scalar
 from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records
+from tokenaudit.importers.packed import plain_name
 from tokenaudit.log.writer import Row
 
 _PLACE_IN_GROUP = re.compile(r"_\d+_\d+$", re.ASCII)
@@ -55,9 +56,9 @@ def _trained_texts(files: Sequence[Path], context: Context) -> list[Path]:
     """
     folders = {path.parent for path in files}
     named = {folder for folder in folders if _VALIDATION.search(folder.name)}
-    before = {path.parent for path in files if path.stem == "0"}
+    before = {path.parent for path in files if plain_name(path).stem == "0"}
     left_out = named | before if folders - named - before else named
-    kept = [path for path in files if path.parent not in left_out and path.stem != "0"]
+    kept = [path for path in files if path.parent not in left_out and plain_name(path).stem != "0"]
     passed_over = len(files) - len(kept)
     if not kept:
         hint = "name the folder of trainer.rollout_data_dir; one that is called like a validation must be renamed"
