@@ -57,6 +57,21 @@ class EventKind(StrEnum):
     """The rollout engine receives new weights."""
 
 
+class Precision(StrEnum):
+    """How well the versions of a response's tokens are known; the values of column `version_precision`."""
+
+    EXACT = "exact"
+    """The version of every token."""
+    SEGMENT = "segment"
+    """The version of every generation call, stamped when the call ended."""
+    SPAN = "span"
+    """The first and the last version that may have made tokens: `model_step` and `model_step_end`."""
+    START = "start"
+    """The version when generation was asked for; tokens may be newer, up to the newest one there was."""
+    NONE = "none"
+    """No version at all."""
+
+
 class ColumnType(Enum):
     """The family of Arrow types a column is accepted in; the value says it in words."""
 

@@ -19,6 +19,7 @@ from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_suffix
 from tokenaudit.log.writer import Row
+from tokenaudit.record.response_columns import spread
 
 _KEYS = frozenset({"task_id", "sample_idx", "seqlen", "prompt_len", "head_version"})
 _STATUS = {
@@ -159,7 +160,7 @@ def _versions(
         versions = _expanded(runs, context)
         if len(versions) == generated:
             if is_generated is not None:
-                versions = _spread(versions, is_generated)
+                versions = spread(versions, is_generated)
             return {"response_model_steps": versions, "version_precision": Precision.EXACT}
         if len(versions) > generated:
             raise FieldFault(f"version_rle holds {len(versions)} versions for {generated} generated tokens")
@@ -177,16 +178,6 @@ def _expanded(runs: object, context: Context) -> np.ndarray[Any, Any]:
         raise FieldFault(f"version_rle is {shown(runs)}", "it is a list of [version, count]")
     parts = [{"version": version, "count": count} for version, count in runs]
     return pieces([(context.versions.model_step(integer(part, "version")), length(part, "count")) for part in parts])
-
-
-def _spread(versions: np.ndarray[Any, Any], is_generated: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Versions of all tokens: context gets the version of the generated token before it, at the start behind it.
-
-    That leaves the oldest version of the response as it is, and context is never trained.
-    """
-    if len(versions) == 0:
-        return versions
-    return versions[np.maximum(np.cumsum(is_generated) - 1, 0)]
 
 
 IMPORTER = Importer(

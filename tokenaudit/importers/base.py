@@ -12,27 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenaudit.contracts.errors import Problem
-from tokenaudit.contracts.schema import DEFAULT_TASK
+from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.log.writer import Row
 from tokenaudit.record.json_lines import SHOWN_PROBLEMS
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items
-
-
-class Precision(StrEnum):
-    """How well the versions of a response's tokens are known; the values of column `version_precision`."""
-
-    EXACT = "exact"
-    """The version of every token."""
-    SEGMENT = "segment"
-    """The version of every generation call, stamped when the call ended."""
-    SPAN = "span"
-    """The first and the last version that may have made tokens: `model_step` and `model_step_end`."""
-    START = "start"
-    """The version when generation was asked for; tokens may be newer, up to the newest one there was."""
-    NONE = "none"
-    """No version at all."""
 
 
 class Lack(StrEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import Context, FieldFault, Precision
 from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
 from tokenaudit.log.writer import Row
+from tokenaudit.record.ids import log_id
+from tokenaudit.record.response_columns import span_columns
 
 MAX_TOKENS = MAX_ROW_ELEMENTS
 """Longest response that is read; a crafted count could ask for any amount of memory."""
@@ -100,14 +101,10 @@ def stable_id(value: object) -> int:
     Raises:
         FieldFault: neither a text nor a number of at least 0 that fits 63 bits.
     """
-    if isinstance(value, str):
-        if value.isascii() and value.isdigit() and len(value) < 19:
-            return int(value)
-        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 11
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return value
-    raise FieldFault(f"{shown(value)} is no id", "ids are texts, or numbers of at least 0")
+    try:
+        return log_id(value)
+    except ValueError as error:
+        raise FieldFault(str(error), "ids are texts, or numbers of at least 0") from error
 
 
 def version_columns(
@@ -130,7 +127,6 @@ def version_columns(
         return {"version_precision": Precision.NONE}
     if end < start:
         raise FieldFault(f"versions go from {start} to {end}")
-    precision = uniform if start == end else mixed
-    context.limit_of(precision)
-    row: Row = {"model_step": start, "version_precision": precision}
-    return row if precision in (Precision.EXACT, Precision.SEGMENT) else row | {"model_step_end": end}
+    row = span_columns(start, end, uniform=uniform, mixed=mixed)
+    context.limit_of(row["version_precision"])
+    return row

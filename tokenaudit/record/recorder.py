@@ -59,6 +59,7 @@ class Recorder:
 
     Attributes:
         clock_origin_us: microseconds of the Unix epoch at which `time_us` is 0, for a caller that gives it; or None.
+        first_event_id: the id of the first event that it records; above 1 where it goes on behind parts.
 
     Raises:
         RecordError: no such rank can be, or the folder can't be used; ConfigError: the config can't be used;
@@ -95,7 +96,7 @@ class Recorder:
         self._seal_rows = seal_rows
         self._seal_seconds = seal_seconds
         resumed = self._parts.resumed
-        self._next_id = resumed.event_id + 1
+        self.first_event_id = self._next_id = resumed.event_id + 1
         try:
             origin_us = resumed.clock_origin_us
             self._times = RunClock(origin_us, resumed.time_us) if stamp_time else CallerTimes(origin_us, of_rank)
