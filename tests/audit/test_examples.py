@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from tests.audit.audit_cases import audited, findings_of
-from tests.builders import put, refresh, sample, sync, take
+from tests.builders import Row, put, refresh, sample, sync, take
+from tests.log.ranked_logs import write_ranks
+from tests.oracles.slow_ranks import RankRows
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Severity
+from tokenaudit.audit.session import audit_log
 from tokenaudit.replay.session import replay_log
 
 STEPS = tuple[str, ...]
@@ -320,3 +323,28 @@ def test_a_log_whose_groups_are_all_faulty_is_audited(tmp_path: Path):
     rows = [put(1, 1, prior_len=9), put(2, 1, prior_len=9, response_mask=[1] * 4)]
     report = audited(tmp_path / "log", rows)
     assert len(messages(report, "prior-len-too-long")) == 2
+
+
+def of_ranks(folder: Path, *ranks: list[Row]) -> AuditReport:
+    return audit_log([write_ranks(folder, [RankRows(number, 0, rows) for number, rows in enumerate(ranks)])],
+                     isolated=True)  # fmt: skip
+
+
+def steps_of_a_rank(rank: int, steps: list[int], late_us: int = 0) -> list[Row]:
+    """A put of the newest version at each step, at the time of the step."""
+    return [
+        put(n, 100 * rank + n, train_step=step, model_step=step - 1, time_us=10 * n + late_us)
+        for n, step in enumerate(steps, 1)
+    ]
+
+
+def test_ranks_out_of_lockstep_have_not_restarted(tmp_path: Path):
+    report = of_ranks(tmp_path / "log", steps_of_a_rank(0, [1, 2, 5, 6, 9]), steps_of_a_rank(1, [1, 1, 2, 3, 4], 5))
+    assert (report.rows, messages(report, "run-restart"), messages(report, "version-regression")) == (10, [], [])
+
+
+def test_a_restart_of_one_rank_is_its_own(tmp_path: Path):
+    again = [6, 7, 8, 2, 3, 4, 5]
+    report = of_ranks(tmp_path / "log", steps_of_a_rank(0, [6, 7, 8, 9]), steps_of_a_rank(1, again, 5))
+    assert messages(report, "run-restart") == ["train_step falls from 8 to 2 on rank 1"]
+    assert messages(report, "version-regression") == ["model_step fell from 7 to 1 on rank 1"]

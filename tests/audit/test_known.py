@@ -118,3 +118,47 @@ def test_damaged_identities_are_refused(name: str, wrong: object):
     baseline["rules"][0]["identities"]["error"][name] = wrong
     with pytest.raises(ResultError, match="damaged baseline"):
         new_errors(MANY, baseline)
+
+
+def losses_of(*losses: tuple[str, int]) -> AuditReport:
+    """An audit of a log that lacks these."""
+    found = Findings(RULE)
+    for kind, size in losses:
+        found.add(Subject(), f"{size} {kind} lost", lost=(kind, size))
+    found.add_checked(1)
+    run = RuleRun(RULE, found, (), dict(found.counts))
+    return AuditReport("log", 1, 1, 100, 100, 100, None, "", 0, (run,), tuple(found.kept), ())
+
+
+@pytest.mark.parametrize(
+    ("losses", "known", "new"),
+    [
+        ([("events", 2)], [("events", 2)], []),
+        ([("events", 1)], [("events", 2)], []),
+        ([("events", 3)], [("events", 2)], ["3 events lost"]),
+        ([("events", 2)], [("parts", 2)], ["2 events lost"]),
+        ([("events", 2), ("parts", 5)], [("parts", 5), ("events", 2)], []),
+        ([("events", 5), ("parts", 2)], [("parts", 5), ("events", 2)], ["5 events lost"]),
+        ([("events", 2), ("parts", 1)], [("events", 2)], ["1 parts lost"]),
+        ([("events", 2), ("events", 2)], [("events", 2)], ["2 events lost"]),
+        ([("events", 1)], [], ["1 events lost"]),
+    ],
+)
+def test_a_baseline_knows_a_loss_up_to_its_size(losses: list, known: list, new: list[str]):
+    baseline = json.loads(json.dumps(report_data(losses_of(*known))))
+    marked = compared(losses_of(*losses), baseline, "base.json")
+    assert [finding.message for finding in marked.findings if finding.is_new] == new
+    assert (marked.count(Severity.ERROR, only_new=True), marked.exit_code()) == (len(new), int(bool(new)))
+    # one saved before sizes were says nothing of them
+    for finding in baseline["findings"]:
+        del finding["lost"]
+    marked = compared(losses_of(*losses), baseline, "base.json")
+    assert marked.count(Severity.ERROR, only_new=True) == max(0, len(losses) - len(known))
+
+
+@pytest.mark.parametrize("lost", [{}, {"kind": "events"}, {"kind": "events", "size": None}, 3, "lost"])
+def test_a_loss_of_a_baseline_that_says_nothing_is_refused(lost: Any):
+    baseline = report_data(losses_of(("events", 2)))
+    baseline["findings"][0]["lost"] = lost
+    with pytest.raises(ResultError, match="damaged baseline"):
+        compared(losses_of(), baseline, "base.json")

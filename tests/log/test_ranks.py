@@ -284,6 +284,23 @@ def test_all_ranks_are_there(tmp_path: Path, run_cli):
     assert "parts of 3 ranks are merged: 0 to 2" in run_cli("inspect", "log").out
 
 
+def test_the_last_train_step_of_each_rank_is_shown_and_who_ended_early(tmp_path: Path, run_cli):
+    def of_steps(rank: int, *steps: int) -> RankRows:
+        return RankRows(rank, 0, [put(n, 10 * rank + n, train_step=step, time_us=n) for n, step in enumerate(steps, 1)])
+
+    together = [of_steps(0, 1, 4), of_steps(1, 2, 5), of_steps(2, 5, 3)]
+    write_ranks(tmp_path / "log", together)
+    out = run_cli("inspect", "log").out
+    assert "last train step: 5 (ranks 1 to 2), 4 (rank 0)" in out
+    assert "early" not in out
+    write_ranks(tmp_path / "log", [*together, of_steps(3, 3, 2), of_steps(4)])
+    notes = json.loads(run_cli("inspect", "log", "--format", "json").out)["notes"]
+    assert notes[1:3] == [
+        "last train step: 5 (ranks 1 to 2), 4 (rank 0), 3 (rank 3)",
+        "rank 3 ended early: others recorded up to train step 5",
+    ]
+
+
 def clock_warnings(folder: Path, *parts: RankRows) -> list[str]:
     return [message for code, message in notices_of(write_ranks(folder, parts)) if code == "source-limit"]
 

@@ -66,16 +66,15 @@ def open_for_audit(paths: Sequence[Path]) -> FileFacts:
     except LogError:
         if any(not log_files([path]) for path in paths):
             raise
-        facts = _opened_one_by_one(files)
+        facts = _opened_one_by_one(paths, files)
     else:
         facts = FileFacts(log, len(files))
     if facts.log is not None:
-        facts.log = replace(facts.log, name=", ".join(path.name or str(path) for path in paths))
         facts.notes += [*_drift(facts.log.files), *_large_parts(facts.log.files)]
     return facts
 
 
-def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
+def _opened_one_by_one(paths: Sequence[Path], files: Sequence[Path]) -> FileFacts:
     notes, good, without_rows = list[FileNote](), list[Path](), set[Path]()
     for path in files:
         try:
@@ -88,7 +87,8 @@ def _opened_one_by_one(files: Sequence[Path]) -> FileFacts:
             # beside others it may still say what the recorder lost, or that a rank had nothing to record
             without_rows.add(path)
         good.append(path)
-    return FileFacts(open_log(good) if set(good) - without_rows else None, len(files), notes)
+    log = open_log(paths, without=set(files) - set(good)) if set(good) - without_rows else None
+    return FileFacts(log, len(files), notes)
 
 
 def _refused(path: Path, problem: Problem) -> FileNote:

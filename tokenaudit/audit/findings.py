@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,9 @@ MOST_KEPT = 10_000
 BUCKETS = 1024
 """Parts among which identities are counted where not all findings are kept."""
 _HASH_BYTES = 6
+
+Lost = tuple[str, int]
+"""Kind and size of what a log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,11 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the rule of this code and name found; `is_new` unless a baseline knows it."""
+    """One thing that the rule of this code and name found; `is_new` unless a baseline knows it.
+
+    Attributes:
+        lost: kind and size of a loss, which a baseline knows up to the size that it had; None for other findings.
+    """
 
     code: str
     name: str
@@ -72,6 +79,7 @@ class Finding:
     subject: Subject
     message: str
     is_new: bool = True
+    lost: Lost | None = None
 
     @property
     def identity(self) -> str:
@@ -144,13 +152,15 @@ class Findings:
         """All findings of the rule."""
         return self.counts.total()
 
-    def add(self, subject: Subject, message: str, severity: Severity | None = None) -> None:
+    def add(
+        self, subject: Subject, message: str, severity: Severity | None = None, *, lost: Lost | None = None
+    ) -> None:
         """Add one finding, as bad as the rule says unless a severity is given."""
         level = severity or self.rule.severity
         self.counts[level] += 1
         self.cost_tokens += subject.tokens or 0
         if len(self.kept) < MOST_KEPT:
-            self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message))
+            self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message, lost=lost))
         else:
             self._add_unlisted(subject, level)
 
@@ -183,14 +193,26 @@ class Findings:
         self.unit = unit
 
 
-def marked_new(findings: Iterable[Finding], known: Mapping[str, int]) -> list[Finding]:
-    """The findings, marked as known as often as a baseline knows their identity, the rest as new."""
-    left = dict(known)
+def marked_new(findings: Iterable[Finding], known: Iterable[tuple[str, Lost | None]]) -> list[Finding]:
+    """The findings, marked as known as often as a baseline knows their identity, the rest as new.
+
+    Args:
+        findings: the findings.
+        known: those of the baseline, by identity, and what they lost. A loss is known where the baseline has one of its
+            kind and at least its size, or doesn't say which.
+    """
+    left: defaultdict[str, list[Lost | None]] = defaultdict(list)
+    for identity, lost in known:
+        left[identity].append(lost)
     marked: list[Finding] = []
     for finding in findings:
-        identity = finding.identity
-        is_new = left.get(identity, 0) <= 0
-        if not is_new:
-            left[identity] -= 1
-        marked.append(replace(finding, is_new=is_new))
+        entries = left[finding.identity]
+        found = next((at for at in reversed(range(len(entries))) if _is_within(finding.lost, entries[at])), None)
+        if found is not None:
+            del entries[found]
+        marked.append(replace(finding, is_new=found is None))
     return marked
+
+
+def _is_within(lost: Lost | None, known: Lost | None) -> bool:
+    return lost is None or known is None or (lost[0] == known[0] and lost[1] <= known[1])

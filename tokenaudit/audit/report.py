@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, marked_new
+from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, Lost, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError, plural
 from tokenaudit.contracts.files import json_text
@@ -162,7 +162,7 @@ def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> A
         ResultError: the baseline is no saved audit.
     """
     known = _known(baseline, source)
-    findings = marked_new(report.findings, Counter(finding for listed in known.listed.values() for finding in listed))
+    findings = marked_new(report.findings, (entry for listed in known.listed.values() for entry in listed))
     runs: list[RuleRun] = []
     settled = set[tuple[str, Severity]]()
     for run in report.runs:
@@ -195,12 +195,12 @@ class _Known:
     """What a baseline knows by rule name and severity.
 
     Attributes:
-        listed: the identities it lists.
+        listed: the findings it lists, by identity, and what they lost.
         counts: how many findings it has.
         counted: all identities, where it lists only some.
     """
 
-    listed: defaultdict[tuple[str, Severity], list[str]]
+    listed: defaultdict[tuple[str, Severity], list[tuple[str, Lost | None]]]
     counts: dict[tuple[str, Severity], int]
     counted: dict[tuple[str, Severity], Identities]
 
@@ -214,7 +214,7 @@ class _Known:
         if key in self.counted:
             return self.counted[key]
         listed = self.listed[key]
-        return Identities.of(listed) if len(listed) >= self.counts.get(key, 0) else None
+        return Identities.of(identity for identity, _ in listed) if len(listed) >= self.counts.get(key, 0) else None
 
 
 def _known(baseline: Mapping[str, Any], source: str) -> _Known:
@@ -227,7 +227,10 @@ def _known(baseline: Mapping[str, Any], source: str) -> _Known:
     known = _Known(defaultdict(list), {}, {})
     try:
         for entry in baseline["findings"]:
-            known.listed[str(entry["name"]), Severity(entry["severity"])].append(str(entry["identity"]))
+            lost = entry.get("lost")
+            known.listed[str(entry["name"]), Severity(entry["severity"])].append(
+                (str(entry["identity"]), None if lost is None else (str(lost["kind"]), int(lost["size"])))
+            )
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
                 known.counts[str(rule["name"]), Severity(severity)] = int(count)
@@ -304,4 +307,5 @@ def _finding_data(finding: Finding) -> dict[str, Any]:
         "message": finding.message,
         "is_new": finding.is_new,
         "identity": finding.identity,
+        **({"lost": dict(zip(("kind", "size"), finding.lost, strict=True))} if finding.lost else {}),
     }

@@ -118,7 +118,7 @@ def _read(files: FileFacts, request: RunRequest) -> _Read:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return _Read(files, LogTable(scans), digest, why)
+        return _Read(files, LogTable(scans, log.row_ranks), digest, why)
     return _Read(files, LogTable([]), None, "no file of the log can be read")
 
 
@@ -160,7 +160,7 @@ def _log_notes(log: Log | None) -> tuple[str, ...]:
     """What a person should know about the files that are audited, whatever rules run."""
     if log is None:
         return ()
-    return (*log.losses, *log.limits, *log.notes, *log.unread_notes)
+    return (*log.loss_texts, *log.limits, *log.notes, *log.unread_notes)
 
 
 def _ignored_overrides(settings: Settings, case: Case) -> list[str]:

@@ -27,9 +27,12 @@ class LogTable:
 
     Args:
         parts: scanned batches, in any order.
+        ranks: the rank that recorded each row, of shape [N]; None where one recorder wrote the log.
 
     Attributes:
         rows: N.
+        rank: the rank that recorded each row; 0 without ranks.
+        has_ranks: whether there are ranks.
         tasks: task names by code.
         reasons: finish reasons by code; None stands for null.
         texts: unknown events and statuses by column and row; the first few.
@@ -41,7 +44,7 @@ class LogTable:
         put_event: number of the put that a row belongs to; -1 where it is none.
     """
 
-    def __init__(self, parts: Iterable[Scanned]) -> None:
+    def __init__(self, parts: Iterable[Scanned], ranks: Int64s | None = None) -> None:
         ordered = sorted(parts, key=lambda part: part.first_row)
         tasks: dict[str, int] = {}
         reasons: dict[str | None, int] = {}
@@ -53,6 +56,8 @@ class LogTable:
             self.texts |= {(name, first + row): text for (name, row), text in part.texts.items()}
             first += part.rows
         self.rows = first
+        self.has_ranks = ranks is not None
+        self.rank: Int64s = np.zeros(first, dtype=np.int64) if ranks is None else ranks
         self.tasks = tuple(tasks)
         self.reasons = tuple(reasons)
         self._arrays = _joined(ordered)
@@ -66,6 +71,16 @@ class LogTable:
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
+
+    def by_rank(self, rows: Int64s) -> list[Int64s]:
+        """Rows, ascending, apart by the rank that recorded them: ranks needn't be in lockstep."""
+        order = np.argsort(self.rank[rows], kind="stable")
+        ends = np.flatnonzero(np.diff(self.rank[rows][order])) + 1
+        return [own for own in np.split(rows[order], ends) if len(own)]
+
+    def on_rank(self, row: int) -> str:
+        """The rank of a row, for a message; nothing without ranks."""
+        return f" on rank {self.rank[row]}" if self.has_ranks else ""
 
     def text(self, column: str, row: int) -> str:
         """An unknown event or status, for a message."""

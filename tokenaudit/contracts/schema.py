@@ -32,6 +32,8 @@ META_CLOCK_ORIGIN = "tokenaudit.clock_origin_us"
 
 META_MISSING_RANKS = "tokenaudit.missing_ranks"
 """Ranks that wrote no part, in a log that was merged from those of the others: `3, 5 to 7 of 8`."""
+META_MISSING_PARTS = "tokenaudit.missing_parts"
+"""Parts that were gone, in a log that was made of the others: `part-000002.parquet to part-000004.parquet`."""
 
 VERSION_RUNS = "response_version_runs"
 """The column that stores version runs in place of a version and a mask entry per token."""

@@ -16,6 +16,7 @@ from tokenaudit.contracts.schema import (
     COLUMN_BY_NAME,
     META_CONFIG,
     META_LIMITS,
+    META_MISSING_PARTS,
     META_MISSING_RANKS,
     META_SCHEMA_VERSION,
     META_SOURCE,
@@ -112,6 +113,7 @@ def _metadata(log: Log) -> dict[str, str]:
     known = {META_CONFIG: log.config_json, META_SOURCE: log.source, META_LIMITS: limits}
     known |= {key: str(count) for key, count in log.lost_events.items()}
     known[META_MISSING_RANKS] = "; ".join(log.missing_ranks) or None
+    known[META_MISSING_PARTS] = "; ".join(log.missing_parts) or None
     return {META_SCHEMA_VERSION: str(SCHEMA_VERSION)} | {
         key: value for key, value in known.items() if value is not None
     }

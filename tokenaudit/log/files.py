@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,6 +21,7 @@ from tokenaudit.contracts.schema import (
     META_CONFIG,
     META_DROPPED,
     META_LIMITS,
+    META_MISSING_PARTS,
     META_MISSING_RANKS,
     META_REJECTED,
     META_SOURCE,
@@ -34,11 +36,14 @@ from tokenaudit.log.absent_columns import (
     short_name,
     suggested_columns,
 )
+from tokenaudit.log.columns import Int64s
 from tokenaudit.log.log_file import LogFile, open_file
+from tokenaudit.log.losses import Loss, loss_text, lost_parts, lost_ranks, missing_parts
 from tokenaudit.log.merged_order import MergedOrder, merged_order
 from tokenaudit.log.ranks import (
     RANK_METADATA,
     file_rank,
+    last_step_notes,
     missing_ranks,
     present_ranks,
     rank_problems,
@@ -48,9 +53,6 @@ from tokenaudit.log.ranks import (
 
 MAX_LIMITS = 50
 """Sentences about what a log's source leaves out that are repeated; a crafted file could hold any number."""
-
-
-_LONGEST_RANKS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Log:
             none says so; who reads a log for the first time should see them.
         lost_events: events of the run that its recorder didn't write, by the metadata key that counts them.
         missing_ranks: ranks of the run that wrote no part, in words.
+        missing_parts: parts of a recording that are gone, in words.
         order: the order of its rows, where its files are those of several ranks.
     """
 
@@ -83,6 +86,7 @@ class Log:
     unread: tuple[str, ...] = ()
     lost_events: Mapping[str, int] = field(default_factory=dict)
     missing_ranks: tuple[str, ...] = ()
+    missing_parts: tuple[str, ...] = ()
     order: MergedOrder | None = None
 
     def __repr__(self) -> str:
@@ -103,18 +107,31 @@ class Log:
         return (f"columns not read, since the schema doesn't know them: {names}" + f" and {more} more" * (more > 0),)
 
     @property
-    def losses(self) -> tuple[str, ...]:
-        """What its recorder didn't write, in sentences."""
-        counted = [loss_text(key, count) for key, count in self.lost_events.items()]
-        return (*counted, *(f"there is no part of ranks {ranks[:_LONGEST_RANKS]}" for ranks in self.missing_ranks))
+    def losses(self) -> tuple[Loss, ...]:
+        """What it lacks of its run."""
+        events = (Loss(key, count, loss_text(key, count)) for key, count in self.lost_events.items())
+        return (*events, *map(lost_ranks, self.missing_ranks), *map(lost_parts, self.missing_parts))
+
+    @property
+    def loss_texts(self) -> tuple[str, ...]:
+        """The same in sentences."""
+        return tuple(loss.text for loss in self.losses)
 
     @property
     def rank_notes(self) -> tuple[str, ...]:
-        """Which ranks' parts are merged, and how well their clocks agree; nothing for a log of one recorder."""
+        """Which ranks' parts are merged, where each ends, and how well their clocks agree; nothing without ranks."""
         if self.order is None:
             return ()
         ranks = present_ranks(file.rank for file in self.files if file.rank is not None)
-        return (f"parts of {plural(len(ranks), 'rank')} are merged: {ranks_text(ranks)}", *self.order.notes)
+        merged = f"parts of {plural(len(ranks), 'rank')} are merged: {ranks_text(ranks)}"
+        return (merged, *last_step_notes(self.order.last_steps), *self.order.notes)
+
+    @property
+    def row_ranks(self) -> Int64s | None:
+        """The rank that recorded each row, of shape [rows]; None for a log of one recorder."""
+        if self.order is None:
+            return None
+        return np.array([file.rank.rank if file.rank else 0 for file in self.files], dtype=np.int64)[self.order.file]
 
     def with_files(self, files: Sequence[LogFile]) -> Log:
         """The same log without its other files.
@@ -138,25 +155,18 @@ class Log:
         return self.metadata.get(META_SOURCE)
 
 
-def loss_text(key: str, events: int) -> str:
-    """That a recorder lost events, which the metadata counts under `META_DROPPED` or `META_REJECTED`."""
-    counted = f"{events} event{'s' * (events != 1)}"
-    if key == META_DROPPED:
-        return f"the recorder dropped {counted} because its queue was full"
-    return f"the recorder refused {counted} that couldn't be recorded"
-
-
-def open_log(paths: Sequence[Path]) -> Log:
+def open_log(paths: Sequence[Path], *, without: Set[Path] = frozenset()) -> Log:
     """Find the files of a log and read their footers.
 
     Args:
         paths: files, folders (every `*.parquet` below them) or glob patterns; folders and patterns in name order.
+        without: files among them that are left out, as they can't be read.
 
     Raises:
         LogError: nothing found, a file that can't be read, columns that are missing or of an unknown type, or no
             row at all; all such problems at once.
     """
-    return _open(paths, COLUMNS)
+    return _open(paths, COLUMNS, without)
 
 
 def open_workload(paths: Sequence[Path]) -> Log:
@@ -233,7 +243,7 @@ def _found(path: Path) -> tuple[list[Path], Problem | None]:
     return [], Problem("there is no such file or folder", text, hint)
 
 
-def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
+def _open(paths: Sequence[Path], table: Sequence[Column], without: Set[Path] = frozenset()) -> Log:
     found = [_expand(path) for path in paths]
     problems = [problem for _, problem in found if problem is not None]
     known = {column.name: column for column in table}
@@ -243,8 +253,9 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
     limits: dict[str, None] = {}
     lost: Counter[str] = Counter()
     missing: dict[str, None] = {}
+    gone = dict.fromkeys([missing_parts((path, group) for path, (group, _) in zip(paths, found, strict=True))])
     unknown: dict[str, None] = {}
-    listed = [path for group, _ in found for path in group]
+    listed = [path for group, _ in found for path in group if path not in without]
     problems.extend(named_twice(listed, "log"))
     for path in listed:
         opened = open_file(path, known, problems)
@@ -258,6 +269,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         unknown.update(dict.fromkeys(name for name in names if name not in known))
         limits.update(dict.fromkeys(_limits(file_metadata.pop(META_LIMITS, "[]"))))
         missing.update(dict.fromkeys(filter(None, [file_metadata.pop(META_MISSING_RANKS, "")])))
+        gone.update(dict.fromkeys([file_metadata.pop(META_MISSING_PARTS, "")]))
         for key in (META_DROPPED, META_REJECTED):
             lost[key] += whole_number(key, file_metadata.pop(key, "0"), path, problems)
         for key, value in file_metadata.items():
@@ -292,6 +304,7 @@ def _open(paths: Sequence[Path], table: Sequence[Column]) -> Log:
         unread=tuple(name for name in unknown if name not in suggestions),
         lost_events={key: count for key, count in lost.items() if count},
         missing_ranks=tuple(dict.fromkeys(filter(None, [missing_ranks(ranks), *missing])))[:MAX_LIMITS],
+        missing_parts=tuple(filter(None, gone))[:MAX_LIMITS] if table is COLUMNS else (),
         order=order,
     )
 

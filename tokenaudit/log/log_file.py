@@ -16,6 +16,7 @@ from tokenaudit.contracts.schema import (
     META_CONFIG,
     META_DROPPED,
     META_LIMITS,
+    META_MISSING_PARTS,
     META_MISSING_RANKS,
     META_REJECTED,
     META_SCHEMA_VERSION,
@@ -44,7 +45,7 @@ COPY_AGAIN = "copy or write the file again; a file still being written has no fo
 
 _METADATA = (
     META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS, META_DROPPED, META_REJECTED,
-    META_MISSING_RANKS, *RANK_METADATA,
+    META_MISSING_RANKS, META_MISSING_PARTS, *RANK_METADATA,
 )  # fmt: skip
 """The entries of a file's key-value metadata that are read."""
 _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIST, ColumnType.REAL_LIST)

@@ -34,12 +34,14 @@ class MergedOrder:
         row: row of that file.
         event_id: its new event id, counted from 1; `ABSENT` where it is null.
         notes: what a person should know about the clocks, in sentences.
+        last_steps: the largest train step that each rank recorded, by rank, ascending; ranks without any aside.
     """
 
     file: np.ndarray[tuple[int], np.dtype[np.int32]]
     row: Int64s
     event_id: Int64s
     notes: tuple[str, ...]
+    last_steps: dict[int, int]
 
 
 def merged_order(files: Sequence[LogFile]) -> MergedOrder:
@@ -104,7 +106,15 @@ def merged_order(files: Sequence[LogFile]) -> MergedOrder:
     # what no log may hold stays, and is a fault of its row
     own_id = event_id[picked]
     new_id = np.where((own_id == ABSENT) | (own_id == LARGEST), own_id, number)
-    return MergedOrder(file[picked], row[picked], new_id, (*clocks, *notes))
+    return MergedOrder(file[picked], row[picked], new_id, (*clocks, *notes), _last_steps(rank, rows["train_step"]))
+
+
+def _last_steps(rank: Int64s, train_step: Int64s) -> dict[int, int]:
+    known = (train_step >= 0) & (train_step <= INT32_MAX)
+    numbers, owner = np.unique(rank[known], return_inverse=True)
+    last = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(last, owner, train_step[known])
+    return dict(zip(numbers.tolist(), last.tolist(), strict=True))
 
 
 def clock_shifts(files: Sequence[LogFile]) -> Int64s:

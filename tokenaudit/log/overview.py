@@ -125,7 +125,7 @@ def overview(log: Log, digest: Digest) -> Overview:
         absent_columns=tuple(column.name for column in COLUMNS if column.name not in log.columns),
         faults=digest.faults,
         faulty_groups=digest.quarantined_groups,
-        notes=(*log.rank_notes, *log.notes, *log.losses, *log.unread_notes),
+        notes=(*log.rank_notes, *log.notes, *log.loss_texts, *log.unread_notes),
     )
 
 

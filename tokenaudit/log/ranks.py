@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
@@ -116,6 +117,29 @@ def missing_ranks(ranks: Sequence[FileRank]) -> str:
     ends = [-1, *present_ranks(ranks), world_size]
     gaps = [(low + 1, high - 1) for low, high in pairwise(ends) if high - low > 1]
     return f"{_ranges_text(gaps)} of {world_size}" if gaps else ""
+
+
+def last_step_notes(last_steps: Mapping[int, int]) -> Iterator[str]:
+    """The last train step of each rank, and which ranks ended early, in sentences.
+
+    Args:
+        last_steps: the last train step by rank, ascending. One step behind the others isn't early: ranks need not be in
+            lockstep when a run ends.
+    """
+    if not last_steps:
+        return
+    of_step: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, step in last_steps.items():
+        of_step[step].append(rank)
+    latest = max(of_step)
+    steps = sorted(of_step, reverse=True)[:_MOST_NAMED]
+    more = len(of_step) - len(steps)
+    texts = [f"{step} (rank{'s' * (len(of_step[step]) > 1)} {ranks_text(of_step[step])})" for step in steps]
+    yield f"last train step: {', '.join(texts)}" + (f" and {plural(more, 'other')}" if more else "")
+    early = [rank for rank, step in last_steps.items() if step < latest - 1]
+    if early:
+        ended = f"rank{'s' * (len(early) > 1)} {ranks_text(early)} ended early"
+        yield f"{ended}: others recorded up to train step {latest}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

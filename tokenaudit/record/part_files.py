@@ -18,13 +18,13 @@ from tokenaudit.config.loading import load_settings
 from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Problem, RecordError, UsageError, plural
 from tokenaudit.contracts.schema import META_CLOCK_ORIGIN, META_WORLD_SIZE
+from tokenaudit.log.losses import PART_NAME
 from tokenaudit.log.writer import TOKEN_COLUMNS, log_metadata, log_table, seal, sync_folder, write_parquet
 from tokenaudit.record.event_rows import put_rows
 from tokenaudit.record.folder_lock import MIXED_HINT, FolderLock
 from tokenaudit.record.ranks import Rank
 
-_PART = re.compile(r"part-(?:rank(?P<rank>\d{4,})-)?(?P<number>\d{6,})\.parquet")
-_UNSEALED = re.compile(rf"\.{_PART.pattern}(\.[0-9a-f]+)?\.tmp")
+_UNSEALED = re.compile(rf"\.{PART_NAME.pattern}(\.[0-9a-f]+)?\.tmp")
 
 
 RunConfig = Path | str | Mapping[str, Any] | None
@@ -107,7 +107,7 @@ class PartFolder:
         path = self.path
         own_rank = self._rank.number if self._rank else None
         try:
-            names = {part: _PART.fullmatch(part.name) for part in sorted(path.glob("*.parquet"))}
+            names = {part: PART_NAME.fullmatch(part.name) for part in sorted(path.glob("*.parquet"))}
             for leftover in path.iterdir():
                 if (name := _UNSEALED.fullmatch(leftover.name)) and _rank_of(name) == own_rank:
                     leftover.unlink()

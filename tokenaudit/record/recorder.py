@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tokenaudit.contracts.errors import KeywordError, Problem, RecordError, TokenauditError, plural
 from tokenaudit.contracts.schema import DEFAULT_TASK, META_CLOCK_ORIGIN, META_DROPPED, META_REJECTED, EventKind
-from tokenaudit.log.files import loss_text
+from tokenaudit.log.losses import loss_text
 from tokenaudit.log.writer import Row, log_table
 from tokenaudit.record.event_rows import event_row, put_rows, take_rows
 from tokenaudit.record.event_times import CallerTimes, RunClock

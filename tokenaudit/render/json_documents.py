@@ -221,6 +221,14 @@ class GateJson:
 
 
 @dataclass
+class LostJson:
+    """Events, ranks or parts of a recording that a log lacks."""
+
+    kind: str
+    size: int
+
+
+@dataclass
 class FindingJson:
     """What an audit rule found, and in which rows.
 
@@ -228,6 +236,7 @@ class FindingJson:
         put: the event id of the put.
         identity: the same for the same finding in another log.
         is_new: whether the baseline doesn't know it.
+        lost: what the log lacks, and how much of it.
     """
 
     code: str
@@ -245,6 +254,7 @@ class FindingJson:
     message: str
     is_new: bool
     identity: str
+    lost: LostJson | None = None
 
 
 @dataclass

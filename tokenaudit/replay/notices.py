@@ -48,7 +48,7 @@ LOST_EVENTS = "lost-events"
 
 def loss_notices(log: Log) -> list[Notice]:
     """That the log lacks events of its run, if its recorder says so."""
-    return [Notice(LOST_EVENTS, loss, "The log lacks them, and so does every figure.") for loss in log.losses]
+    return [Notice(LOST_EVENTS, loss, "The log lacks them, and so does every figure.") for loss in log.loss_texts]
 
 
 def quarantine_notices(digest: Digest) -> list[Notice]:

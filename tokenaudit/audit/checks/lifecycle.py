@@ -96,16 +96,16 @@ def _run_restart(case: Case, findings: Findings) -> None:
     table = case.table
     # A sync names the step just trained, after the buffer has moved on.
     rows = np.flatnonzero(~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step"))
-    step = table["train_step"][rows]
     findings.add_checked(len(rows))
-    fell = np.zeros(table.rows, dtype=np.bool_)
-    fell[rows[1:]] = step[1:] < step[:-1]
-    before = np.zeros(table.rows, dtype=np.int64)
-    before[rows[1:]] = step[:-1]
     now = table["train_step"]
+    fell = np.zeros(table.rows, dtype=np.bool_)
+    before = np.zeros(table.rows, dtype=np.int64)
+    for own in table.by_rank(rows):
+        before[own[1:]] = now[own[:-1]]
+        fell[own[1:]] = now[own[1:]] < now[own[:-1]]
     findings.add_rows(
         lambda row: Subject(train_step=int(now[row])), fell,
-        lambda row: f"train_step falls from {before[row]} to {now[row]}",
+        lambda row: f"train_step falls from {before[row]} to {now[row]}{table.on_rank(row)}",
     )  # fmt: skip
 
 

@@ -288,9 +288,9 @@ def _structure_implausible(case: Case, findings: Findings) -> None:
 
 
 @rule("S023", "recording-incomplete", Severity.ERROR,
-      "Events of the run are not in the log: its recorder dropped or refused them, or a rank left no part.",
+      "Events of the run are not in the log: its recorder dropped or refused them, or parts are gone.",
       "Mend what records the run. Until then groups, batches and steps may only seem incomplete.")  # fmt: skip
 def _recording_incomplete(case: Case, findings: Findings) -> None:
     findings.add_checked(case.files.audited, "files")
     for loss in case.files.log.losses if case.files.log else ():
-        findings.add(Subject(), loss)
+        findings.add(Subject(), loss.text, lost=(loss.kind, loss.size))

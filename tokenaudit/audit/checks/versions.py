@@ -175,22 +175,23 @@ def _version_regression(case: Case, findings: Findings) -> None:
         lambda row: f"versions fall inside the response, {plural(int(falls[row]), 'time')}",
         severity=Severity.WARNING,
     )  # fmt: skip
-    fell = _lasting_falls(table)
+    versioned = np.flatnonzero(np.isin(table["kind"], (_PUT, _SYNC)) & table.present("model_step"))
+    fell = {row: before for own in table.by_rank(versioned) for row, before in _lasting_falls(table, own).items()}
     where = np.zeros(table.rows, dtype=np.bool_)
     where[list(fell)] = True
     findings.add_rows(
         table.subject, where,
-        lambda row: f"model_step fell from {fell[row]} to {table['model_step'][row]}",
+        lambda row: f"model_step fell from {fell[row]} to {table['model_step'][row]}{table.on_rank(row)}",
     )  # fmt: skip
     findings.add_checked(int(table.is_put.sum()))
 
 
-def _lasting_falls(table: LogTable) -> dict[int, int]:
+def _lasting_falls(table: LogTable, rows: Int64s) -> dict[int, int]:
     """Version before, by the row at which model_step falls and doesn't come back for two steps.
 
-    Puts of requests that started earlier may name an older version now and then; that is no fall.
+    Puts of requests that started earlier may name an older version now and then; that is no fall. `rows` are the puts
+    and syncs of one recorder that have a version.
     """
-    rows = np.flatnonzero(np.isin(table["kind"], (_PUT, _SYNC)) & table.present("model_step"))
     version, step = table["model_step"][rows], table["train_step"][rows]
     is_sync = table["kind"][rows] == _SYNC
     fell: dict[int, int] = {}
