@@ -23,9 +23,9 @@ import torch
 
 from tests.conftest import ROOT
 from tests.record.recorder_kill import LOSS_BOUND, RESPONSES, TOKENS
-from tokenaudit import Recorder, replay_log
+from tokenaudit import Recorder, load_log, replay_log
 from tokenaudit.contracts.errors import ConfigError, KeywordError, RecordError, UsageError
-from tokenaudit.contracts.schema import META_CONFIG, META_SOURCE
+from tokenaudit.contracts.schema import META_CONFIG, META_LIMITS, META_SOURCE
 from tokenaudit.log import writer as writer
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS
 from tokenaudit.record.folder_lock import LOCK_NAME
@@ -472,6 +472,37 @@ def test_no_value_keeps_the_other_events_of_its_part_from_being_written(token_co
     # two tasks in two kinds of events, and the flawed lists
     assert recorder.rejected_events == 4 + len(flawed)
     assert [row["reward"] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
+
+
+def test_a_response_may_name_the_version_of_its_own(tmp_path: Path):
+    with Recorder(tmp_path, token_columns=True) as recorder:
+        span = {"model_step": 1, "model_step_end": 3, "version_precision": "span"}
+        responses = [{"rollout_id": 1, "response_len": 2} | span, {"rollout_id": 2, "response_len": 1}]
+        recorder.put(responses, group_id=1, train_step=4, model_step=3)
+        recorder.put([{"rollout_id": 3, "response_len": 1, "model_step": 2}], group_id=2, train_step=4)
+        with pytest.raises(RecordError) as refused:
+            recorder.put([{"rollout_id": 4, "response_len": 1, "model_step": -1}], group_id=3, train_step=4)
+        assert [problem.where for problem in refused.value.problems] == ["response 0 of group 3"]
+    rows = rows_of(tmp_path)
+    assert [(row["model_step"], row["model_step_end"], row["version_precision"]) for row in rows] == [
+        (1, 3, "span"),
+        (3, None, None),
+        (2, None, None),
+    ]
+
+
+def test_what_a_source_leaves_out_is_noted_once_in_the_log(tmp_path: Path):
+    with Recorder(tmp_path, seal_rows=1) as recorder:
+        recorder.refresh(1)
+        while recorder.sealed_events < 1:
+            time.sleep(0.01)
+        for what in ("no masks", "no takes", "no masks"):
+            recorder.note_limit(what)
+        recorder.refresh(2)
+    first, second = sorted(tmp_path.glob("*.parquet"))
+    assert META_LIMITS.encode() not in pq.read_schema(first).metadata
+    assert json.loads(pq.read_schema(second).metadata[META_LIMITS.encode()]) == ["no masks", "no takes"]
+    assert load_log(tmp_path, isolated=True).log.limits == ("no masks", "no takes")
 
 
 def test_tensors_are_taken_as_they_are(tmp_path: Path):

@@ -140,19 +140,13 @@ def _rows(imported: Imported) -> list[Row]:
         values = imported.values.copy()
         return [event_row(EventKind(values.pop("event", "put")), **values)]
     responses = [{name: value for name, value in row.items() if name in RESPONSE_COLUMNS} for row in imported.rows]
-    steps = [row.get("model_step") for row in imported.rows]
-    newest = max((step for step in steps if step is not None), default=None)
-    rows = put_rows(
+    return put_rows(
         responses,
         group_id=imported.group_id,
         train_step=imported.train_step,
-        model_step=newest,
         task_name=imported.task_name,
         time_us=imported.rows[0].get("time_us"),
     )
-    for row, step in zip(rows, steps, strict=True):
-        row["model_step"] = step
-    return rows
 
 
 class _StepVersions(NamedTuple):

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,9 +79,13 @@ def log_metadata(config_json: str | None, source: str, limits: Sequence[str] = (
     metadata = {META_SCHEMA_VERSION: str(SCHEMA_VERSION), META_SOURCE: source}
     if config_json is not None:
         metadata[META_CONFIG] = config_json
-    if limits:
-        metadata[META_LIMITS] = json.dumps(list(limits), ensure_ascii=False)
-    return metadata
+    return metadata | limit_metadata(limits)
+
+
+def limit_metadata(limits: Iterable[str]) -> dict[str, str]:
+    """What metadata say of what the log's source leaves out; nothing where that is nothing."""
+    listed = list(limits)
+    return {META_LIMITS: json.dumps(listed, ensure_ascii=False)} if listed else {}
 
 
 def log_schema(*, token_columns: bool) -> pa.Schema:

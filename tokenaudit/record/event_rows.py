@@ -13,11 +13,11 @@ from tokenaudit.contracts.schema import COLUMNS, DEFAULT_TASK, TOKEN_COLUMNS, VE
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.writer import Row, element_type
 
-_OF_EVENT = ("event", "event_id", "train_step", "model_step", "task_name", "group_id", "time_us", VERSION_RUNS)
+_OF_EVENT = ("event", "event_id", "train_step", "task_name", "group_id", "time_us", VERSION_RUNS)
 RESPONSE_COLUMNS: dict[str, ColumnType] = {
     column.name: column.type for column in COLUMNS if EventKind.PUT in column.events and column.name not in _OF_EVENT
 }
-"""Columns that a response of a put may have; the others belong to the whole put."""
+"""Columns that a response of a put may have; the others belong to the whole put. `model_step` may be of either."""
 
 MASK_COLUMNS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is ColumnType.MASK_LIST)
 """Token columns whose values are 0 or 1."""
@@ -46,7 +46,8 @@ def put_rows(
         group: the responses, as mappings from `RESPONSE_COLUMNS` to values; `status` is `completed` if left out.
         group_id: the prompt's group, unique inside the task.
         train_step: the step the buffer compares versions with.
-        model_step: version that made the new tokens; None if `response_model_steps` are complete.
+        model_step: version that made the new tokens; None if `response_model_steps` are complete. A response may name
+            its own.
         task_name: the task.
         time_us: microseconds since the run began.
 
@@ -70,11 +71,12 @@ def put_rows(
     rows: list[Row] = []
     for index, response in enumerate(group):
         where = f"response {index} of group {shown(group_id)}"
-        row: Row = {"status": Status.COMPLETED.value}
-        row |= {name: value for name, value in response.items() if value is not None} | shared
+        own: Row = {"status": Status.COMPLETED.value}
+        own |= {name: value for name, value in response.items() if value is not None and name in RESPONSE_COLUMNS}
+        row = shared | own
         rows.append(row)
         problems.extend(_unknown_names(response, tuple(RESPONSE_COLUMNS), where))
-        problems.extend(_problems({name: row[name] for name in row if name in RESPONSE_COLUMNS}, where))
+        problems.extend(_problems(own, where))
         problems.extend(_copy_lists(row, where))
         if "rollout_id" not in row:
             problems.append(Problem("rollout_id is missing", where, "number the responses of a task"))

@@ -18,7 +18,7 @@ from typing import Any, Self
 from tokenaudit.contracts.errors import KeywordError, Problem, RecordError, TokenauditError, plural
 from tokenaudit.contracts.schema import DEFAULT_TASK, META_CLOCK_ORIGIN, META_DROPPED, META_REJECTED, EventKind
 from tokenaudit.log.losses import loss_text
-from tokenaudit.log.writer import Row, log_table
+from tokenaudit.log.writer import Row, limit_metadata, log_table
 from tokenaudit.record.event_rows import event_row, put_rows, take_rows
 from tokenaudit.record.event_times import CallerTimes, RunClock
 from tokenaudit.record.part_files import PartFolder, RunConfig, load_writer, run_metadata
@@ -92,9 +92,7 @@ class Recorder:
         self._when_full = WhenFull(when_full)
         load_writer()
         self._parts = PartFolder(Path(path), of_rank, append=append, overwrite=overwrite)
-        self._token_columns = token_columns
-        self._seal_rows = seal_rows
-        self._seal_seconds = seal_seconds
+        self._token_columns, self._seal_rows, self._seal_seconds = token_columns, seal_rows, seal_seconds
         resumed = self._parts.resumed
         self.first_event_id = self._next_id = resumed.event_id + 1
         try:
@@ -109,6 +107,7 @@ class Recorder:
         self._process = os.getpid()
         self._state = threading.Condition()
         self._queue = EventQueue(queue_elements)
+        self._limits: dict[str, None] = {}
         self._closing = False
         self._failure: Exception | None = None
         self._accepted = 0
@@ -178,8 +177,7 @@ class Recorder:
 
     def sync(self, train_step: int, model_step: int, *, time_us: int | None = None) -> None:
         """The rollout engine got the weights `model_step` after `train_step`. Raises like `put`."""
-        values = {"train_step": train_step, "model_step": model_step, "time_us": time_us}
-        self._record(lambda: [event_row(EventKind.SYNC, **values)])
+        self._record(lambda: [event_row(EventKind.SYNC, train_step=train_step, model_step=model_step, time_us=time_us)])
 
     @property
     def dropped_events(self) -> int:
@@ -192,12 +190,13 @@ class Recorder:
         return self._lost[META_REJECTED]
 
     def count_rejected(self) -> None:
-        """Count an event of the run that can't even be handed to the recorder, so that the log says so.
-
-        In a process that was forked from the recorder's nothing can be counted.
-        """
+        """Count an event of the run that can't even be handed to the recorder; not in a process forked from its own."""
         if not self._is_foreign():
             self._lose(META_REJECTED)
+
+    def note_limit(self, what: str) -> None:
+        """Say in the log what its source leaves out, which holds for what is recorded from now on."""
+        self._limits = dict.fromkeys((*self._limits, what))
 
     @property
     def is_failed(self) -> bool:
@@ -337,7 +336,7 @@ class Recorder:
         losses = self._unnoted()
         if not unsealed.rows and not losses and not even_empty:
             return
-        metadata = self._metadata | {key: str(count) for key, count in losses.items()}
+        metadata = self._metadata | limit_metadata(self._limits) | {key: str(count) for key, count in losses.items()}
         try:
             self._parts.seal(log_table(unsealed.rows, token_columns=self._token_columns, metadata=metadata))
         except Exception as error:  # noqa: BLE001 - whatever kept the part from being written is raised in callers

@@ -88,15 +88,8 @@ class RecordedGroup(NamedTuple):
 
 
 def put_group(recorder: Recorder, rows: list[Row], *, group_id: int, train_step: int, task_name: str) -> RecordedGroup:
-    """Record that a group was put. Its responses began with one version, or none is known.
-
-    Raises:
-        RecordError: like `Recorder.put`; ValueError: they began with several versions.
-    """
-    starts = {row.pop("model_step", None) for row in rows}
-    if len(starts) > 1:
-        raise ValueError(f"the responses of group {group_id} began with several versions")
-    recorder.put(rows, group_id=group_id, train_step=train_step, model_step=starts.pop(), task_name=task_name)
+    """Record that a group was put. Raises like `Recorder.put`."""
+    recorder.put(rows, group_id=group_id, train_step=train_step, task_name=task_name)
     return RecordedGroup(task_name, group_id, tuple(dict.fromkeys(row["rollout_id"] for row in rows)))
 
 
