@@ -25,6 +25,7 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES
 from tokenaudit.contracts.schema import COLUMNS, EventKind
 from tokenaudit.help.topics import topics, trainer_topics
+from tokenaudit.importers.detect import IMPORTERS
 from tokenaudit.render.console import Terminal, console_text
 from tokenaudit.render.result import result_blocks
 from tokenaudit.replay.request import PromptOrder
@@ -108,6 +109,16 @@ def topic_table() -> str:
 def trainer_table() -> str:
     lines = ["| topic | what it imports |", "| --- | --- |"]
     return "\n".join(lines + [f"| `{topic.name}` | {topic.line} |" for topic in trainer_topics()])
+
+
+def shape_table() -> str:
+    heads = ("trainer", "version", "file", "`--from`", "what comes through")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for importer in IMPORTERS.values():
+        for shape in importer.shapes:
+            cells = (shape.trainer, shape.version, f"`{shape.file}`", f"`{importer.name}`", ", ".join(shape.gives))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _output(config: str | None, steps: tuple[int, int] | None) -> str:
@@ -272,6 +283,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "command-examples": command_examples,
     "topics": topic_table,
     "trainers": trainer_table,
+    "shapes": shape_table,
 }  # fmt: skip
 """How the generated parts are made, by name."""
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from tokenaudit import replay_log
+from tokenaudit.importers.answers import Imports
 from tokenaudit.importers.base import Context, VersionScale
 from tokenaudit.importers.detect import files_of, importer_named
-from tokenaudit.importers.write import Imports, import_log
+from tokenaudit.importers.repeats import Keep
+from tokenaudit.importers.write import import_log
 from tokenaudit.replay.result import Result
 
 
@@ -38,12 +40,17 @@ def jsonl(path: Path, *records: Mapping[str, Any] | str) -> Path:
 
 
 def imported(
-    name: str, source: Path, renamed: dict[str, str] | None = None, offset: int | None = None, interval: int = 1
+    name: str,
+    source: Path,
+    renamed: dict[str, str] | None = None,
+    offset: int | None = None,
+    interval: int = 1,
+    keep: Keep = Keep.LAST,
 ) -> Imported:
     """Import a folder or file into `log.parquet` beside it."""
     importer = importer_named(name)
     scale = VersionScale(importer.version_offset if offset is None else offset, interval)
-    context = Context(scale, None, renamed or {})
+    context = Context(scale, None, renamed or {}, keep)
     files, _ = files_of(importer, [source])
     path = source.parent / "log.parquet"
     imports = import_log(importer, files, context, path)

@@ -40,6 +40,16 @@ not read: extra (--map theirs=ours)
 first put: task math, group 1, train step 1, 1 response, 5 tokens, versions exact
 can't be known:
   - {timeline}
+
+What it answers:
+question         answer      why
+───────────────────────────────────────────────────────────────────────────────────────
+replay           exact       versions per token
+token counts     yes         all responses
+masks            no          none in these files; tokens without one count as trainable
+rewards          no          none in these files
+takes            simulated   the source records none
+dropped groups   yes         as replay drops them
 """
 
 
@@ -89,7 +99,8 @@ def test_an_import_says_what_it_read_and_what_is_left_out(tmp_path: Path, run_cl
     expected = (
         "log.parquet: 3 puts, 1 take · 4 responses · 24 tokens · train steps 5 to 5 · versions exact (2), span (2)\n"
     )
-    assert (ran.code, ran.out) == (0, expected)
+    answers = (ROOT / "tests" / "outputs" / "dry_run" / "prime-rl.txt").read_text().partition("What it answers:\n")[2]
+    assert (ran.code, ran.out) == (0, f"{expected}\n{answers}")
     assert f"warning: {Lack.CANCELLED}\n" in ran.err
     again = run_cli("replay", "log.parquet")
     assert again.code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -14,18 +13,10 @@ import pytest
 import torch
 
 from tests.importers.importing import Imported, imported, jsonl
+from tests.importers.shapes import real
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import detected
-
-REAL = Path(__file__).parent / "real"
-
-
-def real(name: str, folder: Path) -> Path:
-    """An archive of files, unpacked into a folder."""
-    with tarfile.open(REAL / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / name
 
 
 def imported_real(name: str, folder: Path, importer: str, offset: int | None = None) -> Imported:

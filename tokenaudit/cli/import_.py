@@ -10,6 +10,7 @@ import typer
 from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
 from tokenaudit.contracts.errors import Problem, UsageError, plural
+from tokenaudit.importers.repeats import Keep
 
 if TYPE_CHECKING:
     from tokenaudit.importers.base import Context, Importer, VersionScale
@@ -46,6 +47,12 @@ def import_(
             help="Train steps per weight push, where versions count pushes. Default: 1.",
         ),
     ] = None,
+    keep: Annotated[
+        Keep,
+        typer.Option(
+            "--keep", help="Which to keep of what was written more than once: steps of resumed runs, groups of buffers."
+        ),
+    ] = Keep.LAST,
     list_: Annotated[bool, typer.Option("--list", help="List the formats and exit.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be read and what is missing from it; write nothing.")
@@ -59,8 +66,8 @@ def import_(
     from tokenaudit.importers.base import Context
     from tokenaudit.importers.detect import IMPORTERS, detected, files_of, importer_named
     from tokenaudit.importers.write import first_look, import_log
-    from tokenaudit.render.blocks import Paragraph
-    from tokenaudit.render.imports import formats_blocks, imports_text, left_out_text, plan_blocks
+    from tokenaudit.render.blocks import Gap, Paragraph
+    from tokenaudit.render.imports import answers_table, formats_blocks, imports_text, left_out_text, plan_blocks
 
     if list_:
         streams.write_blocks(*formats_blocks(IMPORTERS.values()))
@@ -73,11 +80,11 @@ def import_(
     files, passed_over = files_of(importer, source)
     if passed_over:
         streams.note(f"note: {plural(passed_over, 'other file')} passed over")
-    context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []))
+    context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []), keep)
     if dry_run:
-        first_put = first_look(importer, files, context)
+        look = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
-        plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, first_put)
+        plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, look)
         streams.write_blocks(*plan)
         return
     path = _checked_output(output, files, force)
@@ -87,7 +94,8 @@ def import_(
         streams.show_warning(limit)
     if context.left_out:
         streams.note(f"note: columns not read: {left_out_text(importer, context)}")
-    streams.write_blocks(Paragraph(f"{path}: {imports_text(imports)}"))
+    summary = Paragraph(f"{path}: {imports_text(imports)}")
+    streams.write_blocks(summary, Gap(), answers_table(importer, imports))
 
 
 def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:

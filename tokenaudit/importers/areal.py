@@ -18,6 +18,7 @@ from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported
 from tokenaudit.importers.fields import integer, length, number, objects, pieces, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_suffix
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 from tokenaudit.record.response_columns import spread
 
@@ -190,4 +191,12 @@ IMPORTER = Importer(
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
     reads=(*USUAL_READS, "response_model_steps", "response_mask", "reward"),
     lacks=(Lack.TIMELINE, Lack.NOT_DUMPED),
+    shapes=(
+        Shape(
+            "AReaL",
+            "4aef98d8",
+            "rollout/<version>/<task_id>.jsonl",
+            (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS),
+        ),
+    ),
 )

@@ -12,6 +12,8 @@ import numpy as np
 
 from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
+from tokenaudit.importers.repeats import Keep, Repeats, Writing
+from tokenaudit.importers.shapes import Shape
 from tokenaudit.log.writer import Row
 from tokenaudit.record.json_lines import SHOWN_PROBLEMS
 from tokenaudit.record.limits import LACK_OF, Lack
@@ -30,6 +32,7 @@ class ImportedPut:
         group_id: its group.
         rows: its responses, as log columns; each may name its own `model_step`.
         where: file and line it begins with.
+        writing: which writing of what it belongs to, so that what is written twice counts once; None: it can't be told.
     """
 
     train_step: int
@@ -37,14 +40,16 @@ class ImportedPut:
     group_id: int
     rows: list[Row]
     where: str
+    writing: Writing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedEvent:
-    """An event other than a put, as log columns, and the file and line it comes from."""
+    """An event other than a put, as log columns, the file and line it comes from, and its writing like a put's."""
 
     values: Row
     where: str
+    writing: Writing | None = None
 
 
 Imported = ImportedPut | ImportedEvent
@@ -153,21 +158,33 @@ class Context:
         versions: how to read versions.
         task_name: the task of everything, where a person named it.
         renamed: their names by ours, for sources without names of their own.
+        keep: which writing is kept of what the source holds more than once.
         problems: faults.
         limits: what turned out to be left out, as keys in order.
         names: the columns of the source, in order, as far as they were seen.
         used: the columns that were looked at.
+        repeats: what is written more than once.
+        left_out_writings: the writings that are passed over when the source is read again.
         advance: called with the number of bytes that were read.
     """
 
     versions: VersionScale
     task_name: str | None = None
     renamed: dict[str, str] = field(default_factory=dict)
+    keep: Keep = Keep.LAST
     problems: Problems = field(default_factory=Problems)
     limits: dict[str, None] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    repeats: Repeats = field(default_factory=Repeats)
+    left_out_writings: frozenset[int] = frozenset()
     advance: Callable[[int], None] = lambda _: None
+
+    def begin_again(self, without: frozenset[int]) -> None:
+        """The source is read once more, without some of its writings: what was found before counts no more."""
+        self.problems, self.repeats, self.left_out_writings = Problems(), Repeats(), without
+        for found in (self.limits, self.names, self.used):
+            found.clear()
 
     def fields(self, values: Mapping[str, Any]) -> Fields:
         """A record of a table, of which it is noted what is looked at."""
@@ -233,6 +250,7 @@ class Importer:
         precisions: how well versions are known from it.
         reads: log columns it fills.
         lacks: what it always leaves out.
+        shapes: the files it reads, by trainer and version.
         counts_pushes: whether its versions count weight pushes rather than train steps.
         version_offset: its number for the initial weights.
         is_generic: whether it has no names and units of its own, so that a person may give them.
@@ -247,6 +265,7 @@ class Importer:
     precisions: tuple[Precision, ...]
     reads: tuple[str, ...]
     lacks: tuple[Lack, ...]
+    shapes: tuple[Shape, ...] = ()
     counts_pushes: bool = False
     version_offset: int = 0
     is_generic: bool = False

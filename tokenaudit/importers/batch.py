@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Lack, Precision
 from tokenaudit.importers.files import SourceRecord
+from tokenaudit.importers.repeats import Writing
 from tokenaudit.log.writer import Row
 
 MAX_GROUP_TOKENS = 2**27
@@ -30,17 +31,23 @@ class TrainedResponse(NamedTuple):
 
 
 class Batch:
-    """Responses of one step by group, in order of first appearance."""
+    """Responses of one step by group, in order of first appearance.
+
+    A batch is one writing of its step, which begins with its first response: of several batches of a step one is kept.
+    """
 
     def __init__(self, train_step: int) -> None:
         self.train_step = train_step
         self._puts: dict[GroupKey, ImportedPut] = {}
+        self._writing: Writing | None = None
 
     def add(self, group: GroupKey, row: Row, where: str) -> None:
         """Add one response."""
+        if self._writing is None:
+            self._writing = Writing(self.train_step, where)
         put = self._puts.get(group)
         if put is None:
-            put = self._puts[group] = ImportedPut(self.train_step, *group, [], where)
+            put = self._puts[group] = ImportedPut(self.train_step, *group, [], where, self._writing)
         put.rows.append(row)
 
     def puts(self) -> Iterator[ImportedPut]:
@@ -49,7 +56,8 @@ class Batch:
 
     def takes(self, where: str) -> Iterator[ImportedEvent]:
         """One take per task, of as many groups as there are."""
-        yield from takes(self.train_step, Counter(group.task_name for group in self._puts), where)
+        sizes = Counter(group.task_name for group in self._puts)
+        yield from takes(self.train_step, sizes, where, self._writing)
 
 
 def trained_batches(
@@ -59,7 +67,7 @@ def trained_batches(
     context: Context,
     is_kept: Callable[[int], bool] = lambda _: True,
 ) -> Iterator[Imported]:
-    """Puts and takes of the batches of a file; consecutive responses of one step are a batch.
+    """Puts and takes of the batches of a file; consecutive responses of one step are a batch, and one writing of it.
 
     What `response_of` refuses with a `FieldFault` is noted and left out, a record for which it returns None is no
     response. A batch counts if `is_kept` says so of its step, once all of its responses were seen.
@@ -96,8 +104,9 @@ def trained_responses(
     """Puts and takes of the batch of a step whose rows are made when their group is written and not before.
 
     Its `count` responses are numbered from 0, and called a `noun` in messages. What `group_of` or `row_of` refuses with
-    a `FieldFault` is noted and left out.
+    a `FieldFault` is noted and left out. They are one writing of the step.
     """
+    writing = Writing(train_step, path)
 
     def rows(indices: list[int]) -> Iterator[Row]:
         for index in indices:
@@ -114,15 +123,15 @@ def trained_responses(
         with context.noting(where):
             if kept := bounded(rows(indices)):
                 sizes[group.task_name] += 1
-                yield ImportedPut(train_step, *group, kept, where)
-    yield from takes(train_step, sizes, path)
+                yield ImportedPut(train_step, *group, kept, where, writing)
+    yield from takes(train_step, sizes, path, writing)
 
 
-def takes(train_step: int, sizes: Counter[str], where: str) -> Iterator[ImportedEvent]:
+def takes(train_step: int, sizes: Counter[str], where: str, writing: Writing | None = None) -> Iterator[ImportedEvent]:
     """The takes of a step whose batch the source holds, with so many groups of each task."""
     for task_name, size in sizes.items():
         values: Row = {"event": "take", "train_step": train_step, "task_name": task_name, "batch_size": size}
-        yield ImportedEvent(values, where)
+        yield ImportedEvent(values, where, writing)
 
 
 def bounded(rows: Iterable[Row]) -> list[Row]:

@@ -24,6 +24,7 @@ from tokenaudit.importers.base import (
 from tokenaudit.importers.fields import int_list, number, stable_id
 from tokenaudit.importers.files import SourceRecord, json_records, parquet_records
 from tokenaudit.importers.packed import opened_lines, plain_suffix
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
 
@@ -217,5 +218,6 @@ IMPORTER = Importer(
     precisions=tuple(Precision),
     reads=COLUMNS,
     lacks=(),
+    shapes=(Shape("any", "", "*.jsonl, *.csv, *.parquet", tuple(Gives)),),
     is_generic=True,
 )

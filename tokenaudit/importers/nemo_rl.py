@@ -6,7 +6,10 @@ Read: `TQReplayBuffer.state_dict` (nemo_rl/algorithms/async_utils/replay_buffer.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut
 from tokenaudit.importers.batch import bounded
 from tokenaudit.importers.dumps import Dump, columns_of, fields_of, flat, items_of, plain, scalar
 from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, version_columns
+from tokenaudit.importers.repeats import Writing
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _MASKS = ("token_mask", "token_loss_mask")
@@ -32,10 +37,15 @@ _UNSTAMPED = (
 )
 
 
-def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    numbers = itertools.count()
+    return each_file(lambda path, context: _read_buffer(path, next(numbers), context))(files, context)
+
+
+def _read_buffer(path: Path, number: int, context: Context) -> Iterator[Imported]:
     with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
-            groups = list(_groups(fields_of(dump.value, "the dump")))
+            groups = list(_groups(fields_of(dump.value, "the dump"), number))
             unstamped = _unstamped_step(groups, context)
         steps: dict[int, int] = {}
         for index, group in enumerate(groups):
@@ -45,23 +55,39 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
         for index in sorted(steps, key=steps.__getitem__):
             where = f"{path}, group {index}"
             with context.noting(where):
-                yield _put(groups[index], steps[index], where, context, dump)
+                put = _put(groups[index], steps[index], where, context, dump)
+                yield replace(put, writing=Writing(groups[index]["name"] or _content(put), str(path)))
 
 
-def _groups(dump: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is known of each group: batch, group_id, start, end and target, whatever the buffer's kind."""
+def _content(put: ImportedPut) -> bytes:
+    """What tells a group without a name from others, as it stands in every checkpoint that it waited through."""
+    digest = hashlib.blake2b(repr(put.train_step).encode(), digest_size=16)
+    for row in put.rows:
+        digest.update(row["response_mask"].tobytes())
+        names = ("prompt_len", "response_len", "reward", "model_step", "model_step_end")
+        digest.update(repr([row.get(name) for name in names]).encode())
+    return digest.digest()
+
+
+def _groups(dump: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """What is known of each group: batch, name, group_id, start, end and target, whatever the buffer's kind.
+
+    Groups of a classic buffer have no name: they are numbered, in each of several files anew.
+    """
     if "groups" in dump:
         for value in items_of(dump["groups"], "groups"):
             group = fields_of(value, "a group")
             named = {ours: group.get(theirs) for ours, theirs in _NAMES.items()}
-            yield named | {"group_id": plain(group.get("group_id"))}
+            name = plain(group.get("group_id"))
+            yield named | {"group_id": name, "name": name}
         return
     columns = [items_of(dump.get(name), name) for name in _COLUMNS]
     if len({len(column) for column in columns}) != 1:
         raise FieldFault("trajectories, their versions and their targets differ in number")
     for index, (trajectory, start, target) in enumerate(zip(*columns, strict=True)):
         fields = fields_of(trajectory, "a trajectory")
-        yield {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "group_id": index}
+        known = {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "name": None}
+        yield known | {"group_id": number * dumps.MAX_ITEMS + index}
 
 
 def _unstamped_step(groups: list[dict[str, Any]], context: Context) -> int:
@@ -169,9 +195,23 @@ IMPORTER = Importer(
     title="NeMo-RL replay buffer of a checkpoint",
     files="replay_buffer.pt",
     looks_like=lambda path, keys: path.name == "replay_buffer.pt" and not keys.isdisjoint({"trajectories", "groups"}),
-    read=each_file(_read_buffer),
+    read=_read,
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.START),
     reads=("group_id", "rollout_id", "response_len", "prompt_len", "response_mask", "agentic", "reward"),
     lacks=(Lack.SNAPSHOT, Lack.TIMELINE),
+    shapes=(
+        Shape(
+            "NeMo-RL, asynchronous GRPO",
+            "7ea279ab",
+            "replay_buffer.pt",
+            (Gives.EXACT, Gives.START, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS),
+        ),
+        Shape(
+            "NeMo-RL, single controller",
+            "7ea279ab",
+            "replay_buffer.pt",
+            (Gives.EXACT, Gives.SPAN, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS),
+        ),
+    ),
 )

@@ -17,6 +17,7 @@ from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported
 from tokenaudit.importers.batch import Batch, GroupKey
 from tokenaudit.importers.fields import int_list, integer, mapping, number, objects, stable_id, version_columns
 from tokenaudit.importers.files import json_records, number_in
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 
@@ -172,4 +173,12 @@ IMPORTER = Importer(
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
     reads=("task_name", *USUAL_READS, "response_mask", "reward", "agentic", "finish_reason", "generate_time_us"),
     lacks=(),
+    shapes=(
+        Shape(
+            "prime-rl",
+            "after v0.8.0",
+            "rollouts/step_<N>/train/{all,effective}/traces.jsonl",
+            (Gives.EXACT, Gives.SPAN, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+        ),
+    ),
 )

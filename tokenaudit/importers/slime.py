@@ -31,6 +31,7 @@ from tokenaudit.importers.dumps import (
 )
 from tokenaudit.importers.fields import integer, length, mapping, number, pieces, stable_id, version_columns
 from tokenaudit.importers.pickles.values import LazyList
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
@@ -188,6 +189,14 @@ IMPORTER = Importer(
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
     reads=(*USUAL_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),
     lacks=(Lack.DROPPED, Lack.RESUME),
+    shapes=(
+        Shape(
+            "slime",
+            "624b824a",
+            "rollout_data/<rollout_id>.pt",
+            (Gives.SEGMENT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TAKES),
+        ),
+    ),
     counts_pushes=True,
     version_offset=1,
 )

@@ -16,6 +16,7 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, L
 from tokenaudit.importers.batch import GroupKey, TrainedResponse, trained_batches
 from tokenaudit.importers.fields import integer, length, number, objects, pieces
 from tokenaudit.importers.files import json_records
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _GROUPS, _RESPONSES = 1_000_000, 1_000
@@ -89,4 +90,12 @@ IMPORTER = Importer(
     precisions=(Precision.EXACT,),
     reads=_READS,
     lacks=(Lack.DROPPED,),
+    shapes=(
+        Shape(
+            "tinker-cookbook",
+            "",
+            "iteration_<N>/train_rollout_summaries.jsonl",
+            (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+        ),
+    ),
 )

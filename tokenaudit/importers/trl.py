@@ -18,6 +18,7 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, L
 from tokenaudit.importers.batch import GroupKey, PromptGroups, TrainedResponse, trained_batches, unversioned_row
 from tokenaudit.importers.fields import integer, number
 from tokenaudit.importers.files import parquet_records
+from tokenaudit.importers.shapes import Gives, Shape
 
 _READ = ("step", "prompt", "completion")
 _COLUMNS = (*_READ, "advantage")
@@ -102,4 +103,5 @@ IMPORTER = Importer(
     precisions=(Precision.NONE,),
     reads=("group_id", "rollout_id", "reward", "take"),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS, Lack.GROUPS, Lack.LOGGED_STEPS),
+    shapes=(Shape("TRL", "f2cd5771", "completions/completions_<step>.parquet", (Gives.REWARDS, Gives.TAKES)),),
 )

@@ -23,6 +23,7 @@ from tokenaudit.importers.dumps import columns_of, fields_of, items_of, plain, s
 from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_name
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _PLACE_IN_GROUP = re.compile(r"_\d+_\d+$", re.ASCII)
@@ -151,6 +152,7 @@ TEXTS = Importer(
     precisions=(Precision.NONE,),
     reads=("task_name", "group_id", "rollout_id", "reward", "take"),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS),
+    shapes=(Shape("verl", "1dda039b", "<global_step>.jsonl", (Gives.REWARDS, Gives.TAKES)),),
 )
 QUEUE = Importer(
     name="verl-queue",
@@ -164,4 +166,12 @@ QUEUE = Importer(
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
     reads=("task_name", *USUAL_READS, "response_mask", "agentic", "reward", "take"),
     lacks=(Lack.DROPPED,),
+    shapes=(
+        Shape(
+            "verl",
+            "1dda039b",
+            "<step>/<inner>/tq_batch.pt",
+            (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+        ),
+    ),
 )

@@ -7,12 +7,10 @@ checked here as a recorder checks it, and its rows are written. `first_look` doe
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,41 +18,18 @@ import pyarrow.parquet as pq
 from tokenaudit.contracts.errors import Problem, RecordError, SourceError
 from tokenaudit.contracts.files import replacing
 from tokenaudit.contracts.schema import META_LIMITS, EventKind
-from tokenaudit.importers.base import Context, Imported, ImportedEvent, Importer
+from tokenaudit.importers.answers import Imports
+from tokenaudit.importers.base import Context, Imported, ImportedEvent, ImportedPut, Importer
+from tokenaudit.importers.repeats import Keep, Writing
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS, event_row, put_rows
 from tokenaudit.record.waiting_rows import cost_of
 
 FLUSH_ELEMENTS = 4_000_000
 """Elements of token columns, plus 64 per row, that are held before they are written."""
-_LOOKED_AT_EVENTS = 100
+LOOKED_AT_EVENTS = 100
 """Events that a first look reads."""
 _SHOWN_RESETS = 5
-
-
-@dataclass(slots=True)
-class Imports:
-    """What was imported: events by kind, responses by version precision, first and last train step, what is missing."""
-
-    events: Counter[str] = field(default_factory=Counter)
-    responses: int = 0
-    tokens: int = 0
-    precisions: Counter[str] = field(default_factory=Counter)
-    train_steps: tuple[int, int] | None = None
-    limits: tuple[str, ...] = ()
-
-    def count(self, rows: Sequence[Row]) -> None:
-        """Count the rows of one event."""
-        first = rows[0]
-        self.events[first["event"]] += 1
-        step = first.get("train_step")
-        if step is not None:
-            low, high = self.train_steps or (step, step)
-            self.train_steps = (min(low, step), max(high, step))
-        if first["event"] == EventKind.PUT:
-            self.responses += len(rows)
-            self.tokens += sum(row["response_len"] for row in rows)
-            self.precisions.update(str(row.get("version_precision", "exact")) for row in rows)
 
 
 def import_log(importer: Importer, files: Sequence[Path], context: Context, output: Path) -> Imports:
@@ -66,13 +41,20 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
     """
     with replacing(output) as stream:
         imports = _write(importer, files, context, stream)
+        repeated = context.repeats.left_out(context.keep)
+        if repeated is not None and context.keep is not Keep.BOTH:
+            # which writing is the last one is only known behind it, and nothing that goes by is held
+            context.begin_again(repeated.writings)
+            stream.seek(0)
+            stream.truncate()
+            imports = _write(importer, files, context, stream)
         stream.flush()
         os.fsync(stream.fileno())
     sync_folder(output.parent)
     return imports
 
 
-def _write(importer: Importer, files: Sequence[Path], context: Context, stream: object) -> Imports:
+def _write(importer: Importer, files: Sequence[Path], context: Context, stream: BinaryIO) -> Imports:
     imports, resets = Imports(), VersionResets()
     schema = log_schema(token_columns=True)
     metadata = log_metadata(None, f"tokenaudit import --from {importer.name}")
@@ -91,10 +73,18 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
         if context.problems.count:
             raise SourceError(context.problems.all())
         _check_responses(imports.responses > 0, importer, files)
+        _note_repeats(context)
         imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *resets.found())
         if imports.limits:
             writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
     return imports
+
+
+def _note_repeats(context: Context) -> None:
+    """Note what is written more than once, and what becomes of it."""
+    repeated = context.repeats.left_out(context.keep)
+    if repeated is not None:
+        context.limit(repeated.message(context.keep))
 
 
 def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
@@ -103,19 +93,31 @@ def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
         writer.write_table(pa.Table.from_batches(batches, writer.schema))
 
 
-def first_look(importer: Importer, files: Sequence[Path], context: Context) -> list[Row] | None:
-    """Read the first events and write nothing: the rows of the first put. What they leave out is noted in the context.
+class Look(NamedTuple):
+    """What a first look found: the rows of the first put, None if there was none, and all that it read."""
+
+    first_put: list[Row] | None
+    imports: Imports
+
+
+def first_look(importer: Importer, files: Sequence[Path], context: Context) -> Look:
+    """Read the first events and write nothing. What they leave out is noted in the context.
 
     Raises:
         SourceError: like `import_log`, as far as the first events go.
     """
-    events = list(islice(checked_events(importer, files, context), _LOOKED_AT_EVENTS))
+    events = list(islice(checked_events(importer, files, context), LOOKED_AT_EVENTS))
     if context.problems.count:
         raise SourceError(context.problems.all())
+    _note_repeats(context)
     first_put = next((rows for rows in events if rows[0]["event"] == EventKind.PUT), None)
-    if len(events) < _LOOKED_AT_EVENTS:
+    if len(events) < LOOKED_AT_EVENTS:
         _check_responses(first_put is not None, importer, files)
-    return first_put
+    imports = Imports()
+    for rows in events:
+        imports.count(rows)
+    imports.limits = tuple(dict.fromkeys([*importer.lacks, *context.limits]))
+    return Look(first_put, imports)
 
 
 def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
@@ -125,14 +127,27 @@ def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) 
 
 
 def checked_events(importer: Importer, files: Sequence[Path], context: Context) -> Iterator[list[Row]]:
-    """The rows of every event of a source, checked like those of a recorder; faults are noted in the context."""
+    """The rows of every event of a source, checked like those of a recorder; faults are noted in the context.
+
+    So is what is written more than once; writings that the context leaves out are passed over.
+    """
     for imported in importer.read(files, context):
+        if imported.writing is not None and _writing(imported, imported.writing, context) in context.left_out_writings:
+            continue
         try:
             yield _rows(imported)
         except RecordError as error:
             for problem in error.problems:
                 where = f"{imported.where}, {problem.where}" if problem.where else imported.where
                 context.problems.add(Problem(problem.what, where, problem.hint))
+
+
+def _writing(imported: Imported, writing: Writing, context: Context) -> int:
+    """The number of an event's writing, which is noted."""
+    if isinstance(imported, ImportedPut):
+        return context.repeats.see(EventKind.PUT, writing, imported.train_step, len(imported.rows))
+    kind, train_step = str(imported.values.get("event")), imported.values.get("train_step") or 0
+    return context.repeats.see(kind, writing, train_step, 0)
 
 
 def _rows(imported: Imported) -> list[Row]:

@@ -13,6 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from tokenaudit.importers.base import (
 from tokenaudit.importers.dumps import Dump, fields_of, items_of, plain
 from tokenaudit.importers.fields import integer, length, number, stable_id
 from tokenaudit.importers.files import json_documents, step_in_name
+from tokenaudit.importers.repeats import Writing
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.writer import Row
 
@@ -45,10 +48,11 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
             groups = items_of(dump.value, "the dump")
+        writing = Writing(train_step, str(path))
         for put in _puts(((group, None) for group in groups), train_step, dump, context):
             sizes[put.task_name] += 1
-            yield put
-    yield from batch.takes(train_step, sizes, str(path))
+            yield replace(put, writing=writing)
+    yield from batch.takes(train_step, sizes, str(path), writing)
 
 
 def _puts(groups: Iterable[tuple[Any, object]], train_step: int, dump: Dump, context: Context) -> Iterator[ImportedPut]:
@@ -114,7 +118,9 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
             items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
             items.sort(key=lambda item: integer(item, "timestamp_id"))
             train_step = _compared_at(items, context)
-        yield from _puts(((item.get("item"), item.get("task_name")) for item in items), train_step, dump, context)
+        for put in _puts(((item.get("item"), item.get("task_name")) for item in items), train_step, dump, context):
+            # a group may wait through several checkpoints
+            yield replace(put, writing=Writing((put.task_name, put.group_id), str(path)))
 
 
 def _compared_at(items: Sequence[dict[str, Any]], context: Context) -> int:
@@ -164,6 +170,7 @@ def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Impo
         prompts.end(context)
 
 
+_GIVES = (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS)
 _READS = (
     "task_name", *USUAL_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason",
     "seq_staleness",
@@ -180,6 +187,7 @@ BATCHES = Importer(
     precisions=(Precision.EXACT,),
     reads=(*_READS, "take"),
     lacks=(Lack.DROPPED, Lack.TRAINED_MASK),
+    shapes=(Shape("XTuner", "b934f462", "debug_rollout_<step>.pt", (*_GIVES, Gives.TAKES)),),
 )
 BUFFER = Importer(
     name="xtuner-buffer",
@@ -191,6 +199,7 @@ BUFFER = Importer(
     precisions=(Precision.EXACT,),
     reads=_READS,
     lacks=(Lack.SNAPSHOT, Lack.TIMELINE),
+    shapes=(Shape("XTuner", "b934f462", "replay_buffer.pth", _GIVES),),
 )
 TRAJECTORIES = Importer(
     name="xtuner-trajectories",
@@ -204,4 +213,13 @@ TRAJECTORIES = Importer(
     precisions=(Precision.NONE,),
     reads=("task_name", *USUAL_READS, "reward", "finish_reason", "take"),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK),
+    shapes=(
+        Shape(
+            "XTuner",
+            "b934f462",
+            "train_rollout_<step>.jsonl",
+            (Gives.LENGTHS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+        ),
+        Shape("XTuner", "v1.0.1", "rollout_idx_<step>_trajectory.jsonl", (Gives.LENGTHS, Gives.REWARDS, Gives.TAKES)),
+    ),
 )

@@ -7,19 +7,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenaudit.contracts.errors import plural, printable
+from tokenaudit.importers.answers import Imports, answers
 from tokenaudit.importers.base import Context, Importer
-from tokenaudit.importers.write import Imports
+from tokenaudit.importers.write import LOOKED_AT_EVENTS, Look
 from tokenaudit.log.absent_columns import column_called
 from tokenaudit.log.writer import Row
-from tokenaudit.render.blocks import Block, Heading, Lines, Listing, Paragraph
+from tokenaudit.render.blocks import (
+    Block,
+    Fit,
+    Gap,
+    Heading,
+    Lines,
+    Listing,
+    Paragraph,
+    Table,
+    TableColumn,
+    TableRow,
+)
 
 
 def formats_blocks(importers: Iterable[Importer]) -> Iterator[Block]:
-    """The formats: name, title, files, and how versions are read by default."""
+    """The formats: name, title, how versions are read by default, and the files of each trainer with what they give."""
     yield Heading("tokenaudit import")
     for importer in importers:
         yield Paragraph(f"{importer.name}: {importer.title}")
-        yield Lines([f"files: {importer.files}", f"versions: {_versions(importer)}"], indent=2)
+        lines = [f"versions: {_versions(importer)}"]
+        for shape in importer.shapes:
+            version = f" ({shape.version})" if shape.version else ""
+            lines.append(f"{shape.trainer}{version}: {shape.file}: {', '.join(shape.gives)}")
+        yield Lines(lines, indent=2)
 
 
 def _versions(importer: Importer) -> str:
@@ -35,7 +51,7 @@ def plan_blocks(
     files: Sequence[Path],
     size: tuple[int, int],
     context: Context,
-    first_put: Sequence[Row] | None,
+    look: Look,
 ) -> Iterator[Block]:
     """What an import would read.
 
@@ -44,7 +60,7 @@ def plan_blocks(
         files: the first files.
         size: number of all files, and their bytes.
         context: what turned up while the first events were read.
-        first_put: the first put; None if there was none.
+        look: the first put, and what was read for this.
     """
     count, total = size
     lines = [f"format: {importer.name} ({importer.title})", f"files: {count:,} with {plural(total, 'byte')}"]
@@ -58,11 +74,22 @@ def plan_blocks(
     lines.append(f"reads: {', '.join(importer.reads)}")
     if context.left_out:
         lines.append(f"not read: {left_out_text(importer, context)}")
-    lines.append(f"first put: {_put(first_put)}")
-    limits = dict.fromkeys([*importer.lacks, *context.limits])
+    lines.append(f"first put: {_put(look.first_put)}")
+    limits = look.imports.limits
     lines.append("can't be known:" if limits else "can't be known: nothing is left out")
     yield Heading("tokenaudit import")
     yield Listing([*lines, *(f"  - {limit}" for limit in limits)])
+    yield Gap()
+    events = look.imports.events.total()
+    yield Paragraph(f"What the first {events} events answer:" if events == LOOKED_AT_EVENTS else "What it answers:")
+    yield answers_table(importer, look.imports)
+
+
+def answers_table(importer: Importer, imports: Imports) -> Table:
+    """What can be answered with what was read."""
+    columns = [TableColumn(name, "left", is_label=name == "question") for name in ("question", "answer", "why")]
+    rows = [TableRow(answer) for answer in answers(importer, imports, imports.limits)]
+    return Table(columns, rows, fit=Fit(("answer", "why")))
 
 
 def left_out_text(importer: Importer, context: Context) -> str:
