@@ -18,6 +18,7 @@ from tests.builders import numbered, put, refresh, take, two_steps, write_log
 from tests.compare.results import made_result, with_closed_ledger
 from tests.conftest import SAMPLE
 from tests.render.report_checks import assert_validators_note_nothing
+from tokenaudit.contracts.schema import META_LIMITS
 from tokenaudit.render.github import SUMMARY_BYTES
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_to_json
@@ -560,3 +561,18 @@ def test_the_pre_commit_hook_runs_the_gate():
         assert re.search(pattern, name)
     assert not re.search(pattern, "train.py")
     assert "tokenaudit" in scripts
+
+
+def test_a_saved_result_whose_maximum_or_notices_were_edited_is_not_judged(tmp_path: Path, run_cli: Run):
+    log, saved = tmp_path / "log.parquet", tmp_path / "saved.json"
+    write_log(log, two_steps(), metadata={META_LIMITS: '["it has no rewards"]'})
+    run_cli("replay", log, "--isolated", "-o", saved)
+    arguments = ("gate", saved, "--rule", "seq_staleness_max <= 0")
+    data = json.loads(saved.read_text())
+    largest = data["totals"]["seq_staleness_max"]
+    assert run_cli(*arguments).code == (1 if largest else 0)
+    assert [notice["message"] for notice in data["warnings"]] == ["it has no rewards"]
+    for edited in (data | {"totals": data["totals"] | {"seq_staleness_max": largest + 1}}, data | {"warnings": []}):
+        saved.write_text(json.dumps(edited))
+        ran = run_cli(*arguments)
+        assert (ran.code, ran.out, "damaged result: " in ran.err) == (2, "", True)

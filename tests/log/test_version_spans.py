@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.importers.importing import Imported, imported, jsonl
 from tokenaudit import replay_log
-from tokenaudit.contracts.errors import LogError
+from tokenaudit.contracts.errors import LogError, ResultError
 from tokenaudit.log.cache import DigestCache
 from tokenaudit.replay.result import Result
 from tokenaudit.replay.saved_result import result_from_json, result_to_json
@@ -86,6 +87,10 @@ def test_the_table_shows_the_intervals_and_a_saved_result_keeps_them(tmp_path: P
     saved = result_from_json((tmp_path / "result.json").read_text(), "result.json")
     assert saved.intervals["trained_tokens"] == (0, 10)
     assert result_from_json(result_to_json(saved), "again") == saved
+    data = json.loads(result_to_json(saved))
+    data["intervals"]["trained_tokens"] = [1, 10]
+    with pytest.raises(ResultError, match="intervals: trained_tokens is 1 to 10, and 0 in the totals"):
+        result_from_json(json.dumps(data), "again")
 
 
 def test_a_cache_does_not_hide_the_spans(tmp_path: Path):

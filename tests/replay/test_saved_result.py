@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.conftest import SAMPLE
 from tokenaudit import replay_log, simulate_workload
-from tokenaudit.contracts.errors import ResultError
+from tokenaudit.contracts.errors import Notice, ResultError
 from tokenaudit.contracts.metrics import METRICS, Total
 from tokenaudit.replay.result import select_steps
 from tokenaudit.replay.saved_result import MOST_FAULTS, result_from_json, result_to_json
@@ -48,6 +49,7 @@ def test_what_was_saved_before_reads_and_is_saved_alike_with_its_definitions(tex
     before, after = json.loads(text), json.loads(result_to_json(result_from_json(text, "saved.json")))
     assert before.pop("definitions") == "7308df32890f0f87"
     definitions = after.pop("metric_definitions")
+    assert after.pop("warnings_hash").startswith("sha256:")
     assert {warning.pop("level") for warning in after["warnings"]} <= {"warning"}
     assert after == before
     names = {name for row in (before["totals"], *before["steps"], before["ledger"]["total"]) for name in row}
@@ -129,7 +131,84 @@ def test_counts_are_whole_numbers(place: Callable[[Data], Data], name: str, valu
 @pytest.mark.parametrize("name", ["model_step", "seq_staleness_max", "token_staleness_p95"])
 def test_versions_and_staleness_are_whole_numbers_or_null(name: str, value: object):
     assert faults(change(lambda data: data["steps"][0], name, value)) == [f"steps: {name} is {value}"]
-    result_from_json(json.dumps(change(lambda data: data["steps"][0], name, None)), "saved.json")
+
+
+def test_a_version_that_is_not_known_is_null():
+    result_from_json(json.dumps(change(lambda data: data["steps"][0], "model_step", None)), "saved.json")
+
+
+LARGEST = [name for name, metric in METRICS.items() if metric.total in (Total.MAX, Total.RANK)]
+LEVELS = [name for name, metric in METRICS.items() if metric.total is Total.LAST]
+
+
+def of_sample() -> Data:
+    return json.loads(result_to_json(replay_log(SAMPLE, config=SAMPLE.parent / "config.toml").result))
+
+
+def test_no_maximum_and_no_level_can_be_changed_unnoticed():
+    data = of_sample()
+    rows = (data["totals"], data["tail"], *data["steps"][:3], data["steps"][-1])
+    parts = [part for row in rows for part in (row, *row["tasks"].values())]
+    changed = 0
+    for part in parts:
+        for name in (*LARGEST, *LEVELS):
+            if name not in part or name in ("token_staleness_p50", "token_staleness_p95"):
+                continue
+            is_of_step = any(part is row or part in row["tasks"].values() for row in data["steps"])
+            before = part[name]
+            for value in {None, 0, 99} if name in LARGEST else {before + 1}:
+                part[name] = value
+                # a smaller maximum of a task at a step hides behind those of other tasks and steps
+                if value != before and (value == 99 or not is_of_step or "tasks" in part):
+                    assert any(name in fault for fault in faults(data)), (name, value)
+                    changed += 1
+            part[name] = before
+    assert changed > 50
+    result_from_json(json.dumps(data), "saved.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("seq_staleness_max", 2, ["the largest of tasks is 3", "the largest of steps and tail is 3"]),
+        ("seq_staleness_max", None, ["the largest of tasks is 3", "the largest of steps and tail is 3"]),
+        ("token_staleness_max", 9, ["the largest of tasks is 2", "the largest of steps and tail is 2"]),
+        ("token_staleness_p95", 9, ["tasks have 1 to 2", "steps and tail have 0 to 2"]),
+        ("token_staleness_p95", None, ["tasks have 1 to 2", "steps and tail have 0 to 2"]),
+        ("leftover_completed", 9, ["the tasks' are 5 together", "5 at the last step"]),
+    ],
+)
+def test_a_total_that_its_parts_do_not_come_to_is_named(name: str, value: int | None, found: list[str]):
+    data = of_sample()
+    data["totals"][name] = value
+    shown = "null" if value is None else value
+    assert faults(data) == [f"totals: {name} is {shown}, and {other}" for other in found]
+
+
+def test_a_maximum_of_nothing_is_refused():
+    data = json.loads(BEFORE)
+    assert data["tail"]["seq_staleness_max"] is None
+    data["tail"]["seq_staleness_max"] = 0
+    assert faults(data)[0] == "tail: seq_staleness_max is 0, and tasks have none"
+
+
+def test_of_selected_steps_totals_are_those_of_the_whole_run():
+    result = replay_log(SAMPLE, config=SAMPLE.parent / "config.toml").result
+    result_from_json(result_to_json(select_steps(result, 2, 2)), "saved.json")
+
+
+def test_notices_that_were_saved_stay_there():
+    data = of_sample()
+    result_from_json(json.dumps(data), "saved.json")
+    fault = "warnings: they aren't those that were saved"
+    assert faults(data | {"warnings": [*data["warnings"], {"code": "a", "message": "b", "cost": "c"}]}) == [fault]
+    folder_result = replace(replay_log(SAMPLE).result, warnings=(Notice("lost-events", "lost", "cost"),))
+    data = json.loads(result_to_json(folder_result))
+    assert faults(data | {"warnings": []}) == [fault]
+    data["warnings"][0]["code"] = "other"
+    assert faults(data) == [fault]
+    del data["warnings"]
+    assert faults(data) == ["warnings: Field required"]
 
 
 def test_a_result_of_no_log_is_refused():

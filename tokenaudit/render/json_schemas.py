@@ -167,6 +167,10 @@ def _result(metrics: Iterable[Metric]) -> JsonSchema:
         ),
         "steps": {"type": "array", "items": {"$ref": "#/$defs/Step"}},
         "tail": with_metrics(ids, ()),
+        "warnings_hash": {
+            "type": "string",
+            "description": "a hash of the warnings: an edited list is refused",
+        },
     }
     if simulated:
         schema["properties"]["simulation"] = {"$ref": "#/$defs/Simulation"}

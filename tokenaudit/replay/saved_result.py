@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -12,12 +13,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tokenaudit.config.model import Cost
 from tokenaudit.contracts.definitions import definitions_of_fingerprint
 from tokenaudit.contracts.errors import Problem, ResultError
 from tokenaudit.contracts.files import json_text
-from tokenaudit.contracts.metrics import LEDGER_FATES, LEDGER_SOURCES, Metric, Total, Unit
-from tokenaudit.replay.cost import untrained_tokens
+from tokenaudit.contracts.metrics import Metric, Total, Unit
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
@@ -28,6 +27,7 @@ from tokenaudit.replay.result import (
     Result,
     RowData,
 )
+from tokenaudit.replay.saved_figures import figure_faults, is_whole
 
 RESULT_SCHEMA_VERSION = 1
 """Version of the saved form."""
@@ -36,8 +36,6 @@ RESULT_KINDS = (KIND_REPLAY, KIND_SIMULATE)
 
 MOST_FAULTS = 10
 """Faults of a saved result that are reported."""
-SUM_PRECISION = 1e-9
-"""How far a sum of rewards, in floats, may be from that of its parts, as a share of what is added."""
 
 _SELECTION = re.compile(r"-?[0-9]{1,19}\.\.-?[0-9]{1,19}")
 
@@ -47,6 +45,7 @@ _AGAIN_HINT = "make the result again"
 
 def result_to_json(result: Result) -> str:
     """The saved form, one value a line, with a line feed at the end."""
+    notices = [asdict(entry) for entry in result.warnings]
     envelope = {
         "kind": result.kind,
         "schema_version": RESULT_SCHEMA_VERSION,
@@ -57,7 +56,8 @@ def result_to_json(result: Result) -> str:
         "selection": result.selection,
         "config_source": result.config_source,
         "config": result.config,
-        "warnings": [asdict(entry) for entry in result.warnings],
+        "warnings": notices,
+        "warnings_hash": _notices_hash(notices),
         "coverage": asdict(result.coverage),
         "intervals": result.intervals,
         "totals": result.totals,
@@ -80,8 +80,8 @@ def result_from_json(text: str, source: str) -> Result:
         source: name of the file, for messages.
 
     Raises:
-        ResultError: not JSON, not a result, of another schema version, with values of a wrong type, or with totals that
-            its steps and its tail don't add up to; holds the first `MOST_FAULTS` faults.
+        ResultError: not JSON, not a result, of another schema version, with values of a wrong type, with figures that
+            its parts don't come to, or with other notices than were saved; holds the first `MOST_FAULTS` faults.
     """
     try:
         data = json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
@@ -112,11 +112,19 @@ def result_from_json(text: str, source: str) -> Result:
         raise _damaged(faults, source) from error
     if "metric_definitions" not in data:
         result = replace(result, metric_definitions=definitions_of_fingerprint(data.get("definitions")))
-    for faults in (_shape_faults(result), _sum_faults(result), _cost_faults(result)):
+    if data.get("warnings_hash", hashed := _notices_hash(data["warnings"])) != hashed:
+        raise _damaged([("warnings", "they aren't those that were saved")], source)
+    for faults in (_shape_faults(result), figure_faults(result)):
         damage = _damaged(faults, source)
         if damage.problems:
             raise damage
     return result
+
+
+def _notices_hash(notices: Sequence[dict[str, Any]]) -> str:
+    """A hash of notices as they are saved. Nothing else of a result says which ones there were."""
+    text = json.dumps(notices, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _damaged(faults: Iterable[tuple[str, str]], source: str) -> ResultError:
@@ -142,11 +150,6 @@ def _no_number(spelling: str) -> float:
     raise ValueError(f"{spelling} is no JSON")
 
 
-def _is_whole(value: object) -> bool:
-    """Whether a value is a whole number of at most 64 bits, as every count and id is."""
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
 def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
     """Values that can't be figures, with the part that holds them; a metric that a row lacks is no fault."""
     if not result.inputs:
@@ -159,7 +162,7 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
     yield from (("ledger", fault) for fault in _ledger_faults(result.ledger))
     if result.selection is not None and not _SELECTION.fullmatch(result.selection):
         yield "selection", f"{result.selection!r:.60} is no range of steps"
-    if not all(map(_is_whole, asdict(result.coverage).values())):
+    if not all(map(is_whole, asdict(result.coverage).values())):
         yield "coverage", "it holds something else than counts"
 
 
@@ -181,18 +184,18 @@ def _is_figure(value: object, metric: Metric) -> bool:
     """Whether a metric may be that: a whole number, of rewards also a finite float, null of what does not add up."""
     if value is None:
         return metric.total in (Total.MAX, Total.RANK, Total.STATE)
-    return _is_whole(value) or (metric.unit is Unit.REWARD and type(value) is float and math.isfinite(value))
+    return is_whole(value) or (metric.unit is Unit.REWARD and type(value) is float and math.isfinite(value))
 
 
 def _step_faults(row: RowData) -> Iterator[str]:
     """What is wrong with what only the rows of steps have."""
     step = row.get(TRAIN_STEP)
-    if not _is_whole(step):
+    if not is_whole(step):
         yield f"{TRAIN_STEP} is {step!r:.60}"
     for name in (TAKEN_IDS, EXPIRED_IDS):
         by_task = row.get(name, {})
         if not isinstance(by_task, dict) or not all(
-            isinstance(ids, list) and all(map(_is_whole, ids)) for ids in by_task.values()
+            isinstance(ids, list) and all(map(is_whole, ids)) for ids in by_task.values()
         ):
             yield f"{name} holds something else than lists of group ids"
 
@@ -200,92 +203,5 @@ def _step_faults(row: RowData) -> Iterator[str]:
 def _ledger_faults(ledger: dict[str, Any]) -> Iterator[str]:
     tasks = ledger.get(TASKS, {})
     for account in (ledger.get("total", {}), *(tasks.values() if isinstance(tasks, dict) else [tasks])):
-        if not isinstance(account, dict) or not all(map(_is_whole, account.values())):
+        if not isinstance(account, dict) or not all(map(is_whole, account.values())):
             yield "an account holds something else than tokens"
-
-
-def _sum_faults(result: Result) -> Iterator[tuple[str, str]]:
-    """Figures that aren't the sum of their parts: of steps and tail, of tasks, of the tokens that came in."""
-    rows = [*result.steps, result.tail]
-    if result.selection is None:
-        for task in (None, *result.tasks):
-            yield from (("totals", fault) for fault in _total_faults(result, rows, task))
-    for place, row in (("totals", result.totals), *(("steps", row) for row in result.steps), ("tail", result.tail)):
-        where = f" at step {row[TRAIN_STEP]}" if place == "steps" else ""
-        for metric in result.metrics:
-            if metric.total in (Total.SUM, Total.LAST) and metric.name in row:
-                parts = [part.get(metric.name, 0) for part in row[TASKS].values()]
-                if not _adds_up(row[metric.name], parts):
-                    yield (
-                        place,
-                        f"{metric.name}{where} is {row[metric.name]}, and the tasks' are {_sum(parts)} together",
-                    )
-    yield from (("ledger", fault) for fault in _account_faults(result))
-
-
-def _total_faults(result: Result, rows: Sequence[RowData], task: str | None) -> Iterator[str]:
-    """The totals, of a task if named, that steps and tail don't add up to."""
-    total, *parts = (row if task is None else row[TASKS].get(task, {}) for row in (result.totals, *rows))
-    for metric in result.metrics:
-        if metric.total in (Total.SUM, Total.STEP_SUM) and metric.name in total:
-            values = [part.get(metric.name, 0) for part in parts]
-            if not _adds_up(total[metric.name], values):
-                of_task = "" if task is None else f" of task {task}"
-                yield f"{metric.name}{of_task} is {total[metric.name]}, and steps and tail add up to {_sum(values)}"
-
-
-def _account_faults(result: Result) -> Iterator[str]:
-    """Accounts that don't close or that differ from the totals."""
-    accounts = {"": (result.ledger.get("total", {}), result.totals)}
-    for task, account in result.ledger.get(TASKS, {}).items():
-        accounts[f" of task {task}"] = account, result.totals[TASKS].get(task, {})
-    for owner, (account, totals) in accounts.items():
-        missing = [one.name for one in (*LEDGER_SOURCES, *LEDGER_FATES) if one.name not in account]
-        damaged = [name for name in missing if name in result.metric_definitions]
-        if not missing:
-            came, ended = (sum(account[one.name] for one in side) for side in (LEDGER_SOURCES, LEDGER_FATES))
-            if came != ended:
-                yield f"{came} tokens{owner} came in, and {ended} are accounted for"
-        elif damaged:
-            yield f"the account{owner} lacks {', '.join(damaged)}"
-        for name, tokens in account.items():
-            if totals.get(name, tokens) != tokens:
-                yield f"{name}{owner} is {tokens}, and {totals[name]} in the totals"
-    by_task = [account for account, _ in list(accounts.values())[1:]]
-    for name, tokens in result.ledger.get("total", {}).items():
-        together = sum(account.get(name, 0) for account in by_task)
-        if together != tokens:
-            yield f"{name} is {tokens}, and the tasks' are {together} together"
-
-
-def _cost_faults(result: Result) -> Iterator[tuple[str, str]]:
-    """Numbers of GPUs, prices and times that no run has, and tokens that the ledger doesn't add up to."""
-    cost, account = result.cost, result.ledger.get("total", {})
-    if cost is None:
-        return
-    try:
-        Cost(**{name: getattr(cost, name) for name in Cost.model_fields})
-    except ValidationError:
-        yield "cost", "GPUs or a price that no config can have"
-    for name in ("rollout_us", "wait_us"):
-        value = getattr(cost, name)
-        if value is not None and not (_is_whole(value) and value >= 0):
-            yield "cost", f"{name} is {value}"
-    for name, tokens in (
-        ("tokens", sum(account.get(metric.name, 0) for metric in LEDGER_SOURCES)),
-        ("untrained_tokens", untrained_tokens(account)),
-    ):
-        if getattr(cost, name) != tokens:
-            yield "cost", f"{name} is {getattr(cost, name)}, and the ledger's are {tokens}"
-
-
-def _adds_up(total: int | float, parts: Sequence[int | float]) -> bool:
-    together = _sum(parts)
-    if type(total) is type(together) is int:
-        return total == together
-    return abs(total - together) <= SUM_PRECISION * max(1.0, math.fsum(map(abs, parts)))
-
-
-def _sum(parts: Sequence[int | float]) -> int | float:
-    """Exact for whole numbers; for floats as near as they can be."""
-    return math.fsum(parts) if any(type(part) is float for part in parts) else sum(parts)
