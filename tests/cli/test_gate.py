@@ -234,6 +234,7 @@ def test_a_baseline_is_written_and_holds(log: Path, tmp_path: Path, run_cli: Run
     assert wrote.code == 0
     assert "note: baseline written to base.json: log.parquet, 2 steps, 1 task, config " in wrote.err
     assert "; dropped_token_rate 0.00 %, trained_token_rate 100.00 %, " in wrote.err
+    assert wrote.out.splitlines()[-1] == "2 steps, 1 task; no absolute rule to check"
     again = (tmp_path / "base.json").read_bytes()
     run_cli("gate", log, "-s", "policy.max_staleness=1", "--write-baseline", "base.json", "--force", "-q")
     assert (tmp_path / "base.json").read_bytes() == again

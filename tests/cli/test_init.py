@@ -188,3 +188,18 @@ def test_lint_exits_with_1_for_warnings_where_asked(setting: str, code: int, run
     Path("a.toml").write_text("")
     assert run_cli("lint", "a.toml", "-s", setting, "--exit-code").code == code
     assert run_cli("lint", "a.toml", "-s", setting).code == 0
+
+
+def test_a_warning_that_is_meant_is_ignored_by_its_code(run_cli: Callable[..., Ran]):
+    Path("a.toml").write_text(
+        "[policy]\nmax_staleness = 2\nenable_partial_rollout = true\ntail_batch_trigger_size = 0\n"
+    )
+    lint = ("lint", "a.toml", "--exit-code", "--ignore", "tail-batch-zero")
+    ran = run_cli(*lint)
+    assert (ran.code, ran.out) == (0, "a.toml: 0 warnings, 1 ignored\n")
+    ran = run_cli(*lint, "-s", "policy.enable_partial_rollout=false")
+    assert (ran.code, ran.out.splitlines()[-1]) == (1, "a.toml: 1 warning, 1 ignored")
+    assert run_cli(*lint, "-s", "policy.tail_batch_trigger_size=-1").out == "a.toml: 0 warnings\n"
+    ran = run_cli("lint", "a.toml", "--ignore", "tail-batch-0", "--ignore", "x")
+    assert (ran.code, ran.err.count("there is no such warning")) == (2, 2)
+    assert "--ignore tail-batch-0: there is no such warning\n  hint: did you mean 'tail-batch-zero'?" in ran.err

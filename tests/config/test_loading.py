@@ -5,6 +5,7 @@ import pytest
 
 from tokenaudit.config.loading import FoundBy, check_overridden_tasks, load_settings
 from tokenaudit.config.model import Config, ReplayPolicy, dotted_items, parse_config, resolved
+from tokenaudit.config.toml import last_overrides
 from tokenaudit.contracts.errors import ConfigError, Problem
 
 METADATA = "log metadata tokenaudit.config"
@@ -256,6 +257,21 @@ def test_an_override_is_a_dotted_key_and_a_value(load, override, key, expected):
 
 def test_the_last_override_wins(load):
     assert staleness(load("policy.max_staleness=1", "policy.max_staleness=2")) == (2, "-s")
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        (["a.b=1", "a.b=2"], ["a.b=2"]),
+        (["a.b=1", "c=1", "a . b = 2"], ["c=1", "a . b = 2"]),
+        (["a.'b.c'=1", 'a."b.c"=2', "a.b.c=3"], ['a."b.c"=2', "a.b.c=3"]),
+        (["a.b=1", "a={b = 2}", "a.b=3", "a.b=4"], ["a.b=1", "a={b = 2}", "a.b=4"]),
+        (["a='x=1'", "a=off"], ["a=off"]),
+        ([], []),
+    ],
+)
+def test_of_overrides_of_one_key_the_last_one_counts(given, last):
+    assert last_overrides(given) == last
 
 
 def test_an_override_beats_the_file_key_by_key(work, load):

@@ -169,3 +169,12 @@ def test_names_of_tasks_do_no_harm(tmp_path: Path):
 def test_options_of_other_functions_are_refused():
     with pytest.raises(KeywordError, match="explain_log takes no option 'with_groups'"):
         explain_log(SAMPLE, with_groups=True)
+
+
+def test_the_next_command_names_each_setting_once(run_cli):
+    golden = BUFFER / "log.parquet"
+    given = "tasks.math.max_staleness=0"
+    ran = run_cli("explain", golden, "-c", BUFFER / "config.toml", "-s", given, "-s", "policy.max_staleness=0")
+    words = shlex.split(ran.out.splitlines()[-1])
+    assert words[2:5] == [str(golden), "-c", str(BUFFER / "config.toml")]
+    assert words[5:] == ["-s", "policy.max_staleness=0", "-s", "tasks.math.max_staleness=1"]

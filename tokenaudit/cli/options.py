@@ -295,7 +295,9 @@ def with_command(result: Result, request: RunRequest, command: Sequence[str]) ->
 
 def command_text(request: RunRequest, command: Sequence[str]) -> str:
     """A command that runs a request's config and options; see `with_command`."""
+    from tokenaudit.config.toml import last_overrides
+
     options = [*(["-c", str(request.config)] if isinstance(request.config, Path) else [])]
-    options += [part for text in request.overrides for part in ("-s", text)]
+    options += [part for text in last_overrides(request.overrides) for part in ("-s", text)]
     options += [flag for flag in ("--isolated", "--quarantine") if flag in flags_for_logs(request)]
     return shlex.join(["tokenaudit", *command, *options])

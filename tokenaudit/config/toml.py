@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from numbers import Integral, Real
@@ -205,6 +205,30 @@ def override_data(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is none.
     """
+    path, data = _override_parts(text)
+    for part in reversed(path):
+        data = {part: data}
+    return data
+
+
+def last_overrides(texts: Iterable[str]) -> list[str]:
+    """The overrides that count: of those that set one key, the last. Raises a ConfigError where one is none."""
+    last: dict[tuple[str, ...], str] = {}
+    tables: list[str] = []
+    for text in texts:
+        path, value = _override_parts(text)
+        if isinstance(value, dict):
+            # what it sets is merged with what others set, in the order in which they stand
+            tables += [*last.values(), text]
+            last = {}
+            continue
+        last.pop(tuple(path), None)
+        last[tuple(path)] = text
+    return [*tables, *last.values()]
+
+
+def _override_parts(text: str) -> tuple[list[str], Any]:
+    """The parts of the key, and the value, of one `key=value`."""
     source = override_source(text)
     if source != f"{OVERRIDE} {text}":
         raise ConfigError(Problem("the option is not UTF-8 text", source))
@@ -213,10 +237,7 @@ def override_data(text: str) -> dict[str, Any]:
     if parts is None:
         raise ConfigError(Problem('there is no "="', source, "write -s KEY=VALUE"))
     path = _key_path(parts[1].strip(), source)
-    data: Any = _override_value(parts[2].strip(), source)
-    for part in reversed(path):
-        data = {part: data}
-    return data
+    return path, _override_value(parts[2].strip(), source)
 
 
 def _key_path(key: str, source: str) -> list[str]:

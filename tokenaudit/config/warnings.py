@@ -209,3 +209,6 @@ _CHECKS = (
         _staleness_without_partial_rollout,
     ),
 )
+
+WARNING_CODES = tuple(check.code for check in _CHECKS)
+"""Codes of what can be said of a config without a log."""

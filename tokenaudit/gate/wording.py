@@ -112,9 +112,11 @@ def summary(report: GateReport) -> str:
         "passed": report.count(Outcome.PASSED),
     }
     parts = [f"{number:,} {word}" for word, number in counts.items() if number]
-    covered = f"{plural(len(report.verdicts), 'rule')} over {plural(report.steps, 'step')}"
-    tasks = f"{covered}, {plural(len(report.tasks), 'task')}"
-    return f"{tasks}: {', '.join(parts) or 'nothing to judge'}"
+    covered = f"{plural(report.steps, 'step')}, {plural(len(report.tasks), 'task')}"
+    if not parts:
+        # what becomes a baseline is held against its absolute rules, which it may lack
+        return f"{covered}; no absolute rule to check"
+    return f"{plural(len(report.verdicts), 'rule')} over {covered}: {', '.join(parts)}"
 
 
 def title(report: GateReport) -> str:
