@@ -198,6 +198,27 @@ def _whole(values: LazyList | tuple[Any, ...], what: str) -> np.ndarray[Any, Any
     return array
 
 
+def reals(value: object, what: str) -> np.ndarray[Any, Any]:
+    """A flat list or tensor of numbers, float32; an absent one is empty.
+
+    Raises:
+        FieldFault: it is something else.
+        SourceError: it can't be read, or was read too often.
+    """
+    if value is None:
+        return np.zeros(0, dtype=np.float32)
+    array = value.packed() if isinstance(value, LazyList) else None
+    if array is None and isinstance(value, LazyList | tuple):
+        items = items_of(value, what)
+        array = np.array(items) if all(isinstance(item, int | float) for item in items) else None
+    elif isinstance(value, ARRAYS) and value.ndim == 1:
+        array = read_array(value)
+    if array is None or array.dtype.kind not in "biuf":
+        raise FieldFault(f"{what} is {shown(value)}", "it is a list of numbers")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
 def read_array(array: Array) -> np.ndarray[Any, Any]:
     """All of an array. Raises a `SourceError` if it can't be read, or was read too often."""
     return array if isinstance(array, np.ndarray) else array.read()

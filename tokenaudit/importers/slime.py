@@ -1,67 +1,82 @@
 """slime and miles: `rollout_data/<rollout_id>.pt` or any name of --save-debug-rollout-data, one trained batch a file.
 
-Lacks what was dropped, filtered or left over; versions are those of generation calls. Read: `save_debug_rollout_data`
-(slime/observability/rollout_data_utils.py) and `_convert_samples_to_train_data` (slime/ray/rollout.py) of THUDM/slime
-624b824a.
+Lacks what was dropped, filtered or left over; versions are those of generation calls. What the trainer saw of a batch
+(`train_data/`) fills columns of it. Read: `save_debug_rollout_data` (slime/observability/rollout_data_utils.py) and
+`_convert_samples_to_train_data` (slime/ray/rollout.py) of THUDM/slime 624b824a.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
+from tokenaudit.contracts.errors import Problem, SourceError, shown
+from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import GroupKey, PromptGroups, trained_responses
 from tokenaudit.importers.dumps import (
     Dump,
     count_of,
     fields_of,
+    first_texts,
     flat,
     items_of,
     name_of,
     opened,
     plain,
+    reals,
     scalar,
     unpacked,
 )
-from tokenaudit.importers.fields import integer, length, mapping, number, pieces, stable_id, version_columns
+from tokenaudit.importers.fields import integer, length, number, stable_id
 from tokenaudit.importers.pickles.values import LazyList
 from tokenaudit.importers.shapes import Gives, Shape
+from tokenaudit.importers.slime_train import TrainFiles, is_train_data
+from tokenaudit.importers.slime_versions import versions_of
 from tokenaudit.log.writer import Row
 
 _STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 _REASONS = {"truncated": "length", "aborted": "abort", "failed": "error"}
-_GENERATE = ("sglang_generate", "sglang_generate_stream")
 _NOT_COMPLETED = (
     "members that failed or were aborted were trained like others (only remove_sample keeps one out), so they count as "
     "completed; finish_reason says what they were"
 )
+_OTHER_LOGPROBS = "rollout_log_probs that aren't one for each token of their response are left out"
 _REWARDS = "rewards with several numbers are left out: none of them is the one that was trained on for sure"
+_GIVES = (Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TAKES, Gives.LOGPROBS)
+_TRAINED = (Gives.TRAINED_MASKS, Gives.TRAIN_LOGPROBS)
 _MAX_REWARDS = 100
 """Entries of a dictionary among which the only number is looked for."""
-
-
-_TRAIN_KEYS = frozenset({"format_version", "response_lengths"})
-"""Keys of what the trainer saw of a batch, `train_data/<rollout_id>.pt`, which is no batch of its own."""
 
 
 def _is_eval(path: Path) -> bool:
     return path.name.startswith("eval_")
 
 
-def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
-    if _is_eval(path):
-        return
+def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+    are_seen = {path: is_train_data(first_texts(path)) for path in files}
+    seen = [path for path in files if are_seen[path]]
+    if len(seen) == len(files):
+        what = "what a trainer saw of its batches, without the batches: it names neither groups nor versions"
+        hint = "give the folder of --dump-details, which holds rollout_data/ too"
+        raise SourceError(Problem(what, str(seen[0]), hint))
+    trains = TrainFiles(seen, context)
+    for path in files:
+        if not are_seen[path] and not _is_eval(path):
+            yield from _read_batch(path, trains, context)
+    trains.end()
+
+
+def _read_batch(path: Path, trains: TrainFiles, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
         with dump.all_or_nothing():
             fields = fields_of(dump.value, "the dump")
-            train_step = integer(fields, "rollout_id") + 1
+            rollout_id = integer(fields, "rollout_id")
             samples = items_of(fields.get("samples"), "samples")
+        train_step = rollout_id + 1
 
         prompts = PromptGroups()
 
@@ -73,10 +88,17 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
                 group_index = f"{train_step} {prompts.group_of(_prompt(sample.get('prompt'), index))}"
             return GroupKey(context.task(None), stable_id(group_index))
 
-        def row(index: int) -> Row:
-            return _row(fields_of(samples[index], "a sample"), f"{train_step} {index}", context, dump)
+        with trains.of(path, rollout_id, samples) as train:
 
-        yield from trained_responses(train_step, len(samples), group, row, "sample", str(path), context)
+            def row(index: int) -> Row:
+                sample = fields_of(samples[index], "a sample")
+                values = _row(sample, f"{train_step} {index}", train_step, context, dump)
+                if train is not None and "prompt_len" in values:
+                    tokens = values["response_len"]
+                    values |= train.columns(index, tokens, values["prompt_len"] + tokens)
+                return values
+
+            yield from trained_responses(train_step, len(samples), group, row, "sample", str(path), context)
 
 
 def _prompt(prompt: object, index: int) -> object:
@@ -87,7 +109,7 @@ def _prompt(prompt: object, index: int) -> object:
     return [name_of(fields_of(message, "a message").get("content")) for message in items_of(prompt, "prompt")]
 
 
-def _row(sample: dict[str, Any], place: str, context: Context, dump: Dump) -> Row:
+def _row(sample: dict[str, Any], place: str, train_step: int, context: Context, dump: Dump) -> Row:
     tokens = length(scalar(sample, "response_length"), "response_length")
     dump.spend_response(tokens)
     status = plain(sample.get("status", "completed"))
@@ -109,7 +131,19 @@ def _row(sample: dict[str, Any], place: str, context: Context, dump: Dump) -> Ro
     ids = count_of(sample.get("tokens"), "tokens")
     if ids >= tokens:
         row["prompt_len"] = ids - tokens
-    return row | _versions(sample, mask, tokens, context)
+    versions = versions_of(sample, mask, tokens, row.get("prompt_len"), train_step, context)
+    return row | versions | _logprobs(sample, tokens, context)
+
+
+def _logprobs(sample: dict[str, Any], tokens: int, context: Context) -> Row:
+    """The engine's log-probabilities, if there is one for each token."""
+    if sample.get("rollout_log_probs") is None:
+        return {}
+    logprobs = reals(sample["rollout_log_probs"], "rollout_log_probs")
+    if len(logprobs) != tokens:
+        context.limit(_OTHER_LOGPROBS)
+        return {}
+    return {"logprobs": logprobs}
 
 
 def _mask(sample: dict[str, Any], tokens: int) -> np.ndarray[Any, Any] | None:
@@ -137,64 +171,48 @@ def _reward(reward: object, context: Context) -> float | None:
     return number(unpacked(reward), "reward")
 
 
-def _versions(sample: dict[str, Any], mask: np.ndarray[Any, Any] | None, tokens: int, context: Context) -> Row:
-    """One version per call: placed by the lengths of the calls where the trace has them, else a span."""
-    stamps = [str(plain(stamp)) for stamp in items_of(sample.get("weight_versions"), "weight_versions")]
-    if not stamps or not all(stamp.isascii() and stamp.isdigit() and len(stamp) < 19 for stamp in stamps):
-        return version_columns(None, None, context)
-    versions = [context.versions.model_step(int(stamp)) for stamp in stamps]
-    if len(set(versions)) > 1:
-        placed = _placed(versions, _calls(sample), mask, tokens)
-        if placed is not None:
-            return {"response_model_steps": placed, "version_precision": Precision.SEGMENT}
-    return version_columns(min(versions), max(versions), context, uniform=Precision.SEGMENT)
-
-
-def _calls(sample: dict[str, Any]) -> list[int]:
-    """Tokens of the generation calls, from the ends of their spans in the trace."""
-    lengths: list[int] = []
-    trace = sample.get("trace")
-    for value in items_of(fields_of(trace, "trace").get("events") if trace is not None else None, "events"):
-        event = fields_of(value, "an event")
-        attributes = mapping(event.get("attrs"), "attrs")
-        if event.get("name") in _GENERATE and "completion_tokens" in attributes:
-            lengths.append(length(attributes, "completion_tokens"))
-    return lengths
-
-
-def _placed(
-    versions: list[int], calls: list[int], mask: np.ndarray[Any, Any] | None, tokens: int
-) -> np.ndarray[Any, Any] | None:
-    """The version of every token, if the calls add up to the response, or to its trained part."""
-    if len(calls) != len(versions):
-        return None
-    generated = pieces(list(zip(versions, calls, strict=True)))
-    if len(generated) == tokens:
-        return generated
-    if mask is None or len(generated) != int(mask.sum()) or len(generated) == 0:
-        return None
-    # what tools wrote belongs to the call before it
-    return generated[np.maximum(np.cumsum(mask, dtype=np.int64) - 1, 0)]
-
-
 IMPORTER = Importer(
     name="slime",
     title="slime and miles batches (--save-debug-rollout-data, --dump-details)",
     files="rollout_data/<rollout_id>.pt",
     looks_like=lambda path, keys: (
-        path.suffix == ".pt" and keys >= {"rollout_id", "samples"} and not keys & _TRAIN_KEYS and not _is_eval(path)
+        path.suffix == ".pt" and (is_train_data(keys) or (keys >= {"rollout_id", "samples"} and not _is_eval(path)))
     ),
-    read=each_file(_read_batch),
+    read=_read,
     suffixes=(".pt",),
-    precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
-    reads=(*USUAL_READS, "response_model_steps", "response_mask", "agentic", "reward", "finish_reason", "take"),
-    lacks=(Lack.DROPPED, Lack.RESUME),
+    precisions=(Precision.EXACT, Precision.SEGMENT, Precision.SPAN, Precision.NONE),
+    reads=(
+        *USUAL_READS,
+        "response_model_steps",
+        "response_mask",
+        "agentic",
+        "reward",
+        "finish_reason",
+        "take",
+        "logprobs",
+        "train_logprobs",
+        "trained_mask",
+    ),
+    lacks=(Lack.DROPPED,),
     shapes=(
+        Shape("slime", "624b824a", "rollout_data/<rollout_id>.pt", (Gives.SEGMENT, *_GIVES)),
         Shape(
             "slime",
             "624b824a",
-            "rollout_data/<rollout_id>.pt",
-            (Gives.SEGMENT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TAKES),
+            "rollout_data/, train_data/<rollout_id>.pt",
+            (Gives.SEGMENT, Gives.SPAN, *_GIVES, *_TRAINED),
+        ),
+        Shape(
+            "miles",
+            "31f1ca96",
+            "rollout_data/, train_data/<rollout_id>_<rank>.pt",
+            (Gives.SEGMENT, Gives.SPAN, *_GIVES, *_TRAINED),
+        ),
+        Shape(
+            "miles, spans of versions",
+            "688cf82b",
+            "rollout_data/, train_data/<rollout_id>_<rank>.pt",
+            (Gives.EXACT, Gives.SEGMENT, *_GIVES, *_TRAINED),
         ),
     ),
     counts_pushes=True,
