@@ -270,7 +270,8 @@ def test_slime_batches_replay(tmp_path: Path):
         ({"response_length": -1}, "response_length is -1"),
         ({"reward": "good"}, "reward is 'good'"),
         ({"group_index": -1}, "-1 is no id"),
-        ({"weight_versions": [[1]]}, "is no plain value"),
+        ({"weight_versions": [[1]]}, "a span of versions is 1"),
+        ({"weight_versions": [{"a": 1}, 2]}, "the spans of a call is 2"),
     ],
 )
 def test_slime_samples_that_make_no_sense_are_faults(values: dict, message: str, tmp_path: Path):

@@ -145,9 +145,14 @@ def bounded(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         kept.append(row)
         tokens += row["response_len"]
-        if tokens > MAX_GROUP_TOKENS:
-            raise FieldFault("a group too long", f"groups of up to {MAX_GROUP_TOKENS} tokens are read")
+        check_group(tokens)
     return kept
+
+
+def check_group(tokens: int) -> None:
+    """Raises a `FieldFault` for a group of more than `MAX_GROUP_TOKENS`, which no memory can be expected to hold."""
+    if tokens > MAX_GROUP_TOKENS:
+        raise FieldFault("a group too long", f"groups of up to {MAX_GROUP_TOKENS} tokens are read")
 
 
 def unversioned_row(rollout_id: int, reward: float | None) -> Row:

@@ -1,7 +1,9 @@
 """What the trainer of slime or miles saw of a batch: `train_data/<rollout_id>.pt`, or `<rollout_id>_<rank>.pt`.
 
 slime gathers the ranks into one file, in which every sample names its place in the batch of `rollout_data`. miles, and
-slime before 681b3adc, write a file per rank, with samples by `sample_indices`; several ranks hold the same ones. Read: `_build_dump_payload` (slime/observability/train_data_utils.py) and `build_dp_schedule`
+slime before 681b3adc, write a file per rank, with samples by `sample_indices`; several ranks hold the same ones.
+
+Read: `_build_dump_payload` (slime/observability/train_data_utils.py) and `build_dp_schedule`
 (slime/utils/dp_schedule.py) of THUDM/slime 624b824a; `save_debug_train_data_for_rank` (miles/utils/train_dump_utils.py)
 and `_build_train_row` (miles/dashboard/dump_reader.py) of radixark/miles 31f1ca96.
 """
