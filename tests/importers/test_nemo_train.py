@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.importers.importing import imported, jsonl
-from tests.importers.test_real_files import imported_real, real, sizes, takes
+from tests.importers.shapes import real
+from tests.importers.test_real_files import imported_real, sizes, takes
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers import nemo_train
 from tokenaudit.importers.base import Lack

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.importers.importing import Imported, imported
+from tests.importers.shapes import real
 from tests.importers.test_import_dumps import sample
-from tests.importers.test_real_files import imported_real, real
+from tests.importers.test_real_files import imported_real
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers import slime_train
 from tokenaudit.importers.base import Lack
@@ -98,8 +99,8 @@ def test_bounds_of_calls_that_were_cut_off(values: dict[str, Any], bounds: tuple
 
 
 def test_files_of_ranks_are_joined_by_index(tmp_path: Path):
-    """Four ranks a step, of which two each hold the same samples; versions of this writer begin at 0."""
-    log = imported_real("miles_train_data_ranks", tmp_path, "slime", offset=0)
+    """Four ranks a step, of which two each hold the same samples."""
+    log = imported_real("miles_train_data_ranks", tmp_path, "slime")
     folder = real("miles_train_data_ranks", tmp_path) / "train_data"
     logprobs: dict[int, list[float]] = {}
     for path in folder.iterdir():

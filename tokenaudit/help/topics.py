@@ -47,6 +47,7 @@ _ALIASES = {
     "xtuner-trajectories": "xtuner",
     "miles": "slime",
     "verl-queue": "verl",
+    "nemo-rl-train": "nemo-rl",
 }
 """Commands and formats that another topic explains."""
 

@@ -19,6 +19,8 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut
 from tokenaudit.importers.batch import PromptGroups, check_group, takes
 from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records, step_in_name
+from tokenaudit.importers.repeats import Writing
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _LOGPROBS = {"logprobs": "generation_logprobs", "train_logprobs": "prev_logprobs"}
@@ -31,7 +33,7 @@ _LEFT_OUT = "samples that sample_loss_mask leaves out of the loss have a trained
 
 def _read_step(path: Path, context: Context) -> Iterator[Imported]:
     train_step = step_in_name(path, r"train_data_step(\d+)\.jsonl", low=1)
-    prompts = PromptGroups()
+    prompts, writing = PromptGroups(), Writing(train_step, str(path))
     sizes: Counter[str] = Counter()
     put: ImportedPut | None = None
     tokens = 0
@@ -42,7 +44,7 @@ def _read_step(path: Path, context: Context) -> Iterator[Imported]:
             if put is None or put.group_id != group_id:
                 if put is not None:
                     yield put
-                put, tokens = ImportedPut(train_step, context.task(None), group_id, [], where), 0
+                put, tokens = ImportedPut(train_step, context.task(None), group_id, [], where, writing), 0
                 sizes[put.task_name] += 1
             tokens += row["response_len"]
             check_group(tokens)
@@ -50,7 +52,7 @@ def _read_step(path: Path, context: Context) -> Iterator[Imported]:
     if put is not None:
         yield put
     prompts.end(context)
-    yield from takes(train_step, sizes, str(path))
+    yield from takes(train_step, sizes, str(path), writing)
 
 
 def _sample(data: dict[str, Any], train_step: int, context: Context) -> tuple[bytes, Row]:
@@ -129,4 +131,20 @@ IMPORTER = Importer(
         "take",
     ),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.GROUPS),
+    shapes=(
+        Shape(
+            "NeMo-RL, GRPO",
+            "7ea279ab",
+            "train_data_step<N>.jsonl",
+            (
+                Gives.LENGTHS,
+                Gives.MASKS,
+                Gives.TRAINED_MASKS,
+                Gives.REWARDS,
+                Gives.TAKES,
+                Gives.LOGPROBS,
+                Gives.TRAIN_LOGPROBS,
+            ),
+        ),
+    ),
 )

@@ -166,6 +166,7 @@ class TrainFiles:
     def __init__(self, paths: Sequence[Path], context: Context) -> None:
         self._context = context
         self._paths: defaultdict[tuple[Path, int | None], list[Path]] = defaultdict(list)
+        self._paired: set[tuple[Path, int | None]] = set()
         for path in paths:
             self._paths[path.parent.parent, number_in(path.stem, r"(\d+)")].append(path)
 
@@ -175,7 +176,9 @@ class TrainFiles:
 
         Raises a `SourceError` for files that can't be read.
         """
-        paths = self._paths.pop((batch.parent.parent, rollout_id), [])
+        key = (batch.parent.parent, rollout_id)
+        paths = self._paths.get(key, [])
+        self._paired.add(key)
         with ExitStack() as kept:
             train = TrainBatch(self._context, [_index(sample) for sample in samples]) if paths else None
             for path in paths:
@@ -198,7 +201,7 @@ class TrainFiles:
 
     def end(self) -> None:
         """All batches were seen: note files that belong to none."""
-        if self._paths:
+        if not self._paired.issuperset(self._paths):
             self._context.limit(_UNPAIRED)
 
 
