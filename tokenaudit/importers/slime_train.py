@@ -146,8 +146,8 @@ def _seen(sample: dict[str, Any]) -> _Seen:
     index = plain(sample.get("sample_index"))
     if index is not None and not isinstance(index, int):
         raise FieldFault("sample_index is no whole number")
-    sizes = (length(scalar(sample, name), name) for name in ("response_lengths", "total_lengths"))
-    return _Seen(index, *sizes, sample.get("loss_masks"), sample.get("log_probs"))
+    response, total = (length(scalar(sample, name), name) for name in ("response_lengths", "total_lengths"))
+    return _Seen(index, response, total, sample.get("loss_masks"), sample.get("log_probs"))
 
 
 def _tokens(seen: _Seen) -> int:
