@@ -285,9 +285,11 @@ def test_a_log_whose_name_is_no_text_or_that_lies_outside_has_a_place_in_sarif(r
     monkeypatch.chdir(tmp_path / "run")
     log = json.loads(run_cli("audit", f"../{named.name}", "--format", "sarif").out)
     assert_validators_note_nothing(log)
-    places = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in log["runs"][0]["results"]]
-    (place,) = {place["uri"] for place in places}
-    assert place == f"file://{quote(str(tmp_path))}/l%FFog%201%25.parquet"
+    (run,) = log["runs"]
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in run["results"]]
+    ((base, uri),) = {(place["uriBaseId"], place["uri"]) for place in places}
+    assert list(run["originalUriBaseIds"]) == [base]
+    assert run["originalUriBaseIds"][base]["uri"] + uri == f"file://{quote(str(tmp_path))}/l%FFog%201%25.parquet"
 
 
 def test_github_annotations_are_few_and_say_how_many_more(run_cli, tmp_path: Path):

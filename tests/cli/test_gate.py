@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -378,8 +379,83 @@ def test_annotations_stand_at_the_rule(log: Path, tmp_path: Path, run_cli: Run):
     (result,) = sarif["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"] == {
         "artifactLocation": {"uri": "ci/gate.toml", "uriBaseId": "%SRCROOT%"},
-        "region": {"startLine": 3},
-    }
+        "region": {"startLine": 3, "snippet": {"text": "  'expired_groups <= 0',"}},
+        "contextRegion": {
+            "startLine": 2, "endLine": 4, "snippet": {"text": "rules = [\n  'expired_groups <= 0',\n]"},
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "around"),
+    [
+        ("gate.rules = ['expired_groups <= 0']", 1, []),
+        ("gate.rules = ['expired_groups <= 0']\n\n", 1, ["gate.rules = ['expired_groups <= 0']", ""]),
+        ("[gate]\nrules = ['expired_groups <= 0']", 1, ["[gate]", "rules = ['expired_groups <= 0']"]),
+        (f"[gate]\nrules = ['expired_groups <= 0'] # {'x' * 1000}", 1, []),
+    ],
+    ids=["alone", "first", "last", "long"],
+)
+def test_the_lines_of_a_rule_are_shown(
+    text: str, first: int, around: list[str], log: Path, tmp_path: Path, run_cli: Run
+):
+    (tmp_path / "gate.toml").write_text(text)
+    sarif = json.loads(run_cli("gate", log, "--rules", "gate.toml", "--format", "sarif").out)
+    place = sarif["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    context = {"startLine": first, "endLine": len(around), "snippet": {"text": "\n".join(around)}} if around else None
+    assert place.get("contextRegion") == context
+    line = next((line for line in around if "<=" in line), text if "x" * 1000 not in text else None)
+    assert place["region"].get("snippet") == (None if line is None else {"text": line})
+
+
+COMMIT = "0123456789abcdef" * 3
+GITHUB = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "me/it", "GITHUB_SHA": COMMIT[:40]}
+GITLAB = {"CI_PROJECT_URL": "https://lab.example/me/it", "CI_COMMIT_SHA": COMMIT[:40]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, None),
+        (GITHUB, {"repositoryUri": "https://git.example/me/it"}),
+        (GITHUB | {"GITHUB_REF_NAME": "7/merge", "GITHUB_REF_TYPE": ""}, {"repositoryUri": "https://git.example/me/it"}),
+        (GITHUB | {"GITHUB_REF_NAME": "main", "GITHUB_REF_TYPE": "branch"},
+         {"repositoryUri": "https://git.example/me/it", "branch": "main"}),
+        (GITLAB, {"repositoryUri": "https://lab.example/me/it"}),
+        (GITLAB | {"CI_COMMIT_BRANCH": "main"}, {"repositoryUri": "https://lab.example/me/it", "branch": "main"}),
+        (GITHUB | {"GITHUB_SHA": "main"}, None),
+        (GITLAB | {"CI_PROJECT_URL": "ssh://lab.example/me/it"}, None),
+    ],
+)  # fmt: skip
+def test_sarif_says_which_commit_a_ci_job_runs_on(
+    variables: dict[str, str], found: dict[str, str] | None, log: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+):
+    for name in (*GITHUB, *GITLAB, "GITHUB_REF_NAME", "GITHUB_REF_TYPE", "CI_COMMIT_BRANCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    root = {"revisionId": COMMIT[:40], "mappedTo": {"uriBaseId": "%SRCROOT%"}}
+    for command in (("gate", log, "--rule", "expired_groups <= 0"), ("audit", log)):
+        (run,) = json.loads(run_cli(*command, "--format", "sarif").out)["runs"]
+        assert run.get("versionControlProvenance") == (None if found is None else [found | root])
+        assert "%SRCROOT%" in run["originalUriBaseIds"] or found is None
+
+
+def test_sarif_names_the_pages_that_the_package_names(log: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch):
+    def driver() -> dict[str, Any]:
+        ran = run_cli("gate", log, "--rule", "expired_groups <= 0", "--format", "sarif")
+        return json.loads(ran.out)["runs"][0]["tool"]["driver"]
+
+    about = Message()
+    monkeypatch.setattr("tokenaudit.render.sarif.metadata", lambda name: about)
+    assert "informationUri" not in driver()
+    assert "helpUri" not in driver()["rules"][0]
+    about["Project-URL"] = "Homepage, https://home.example"
+    assert (driver()["informationUri"], driver()["rules"][0]["helpUri"]) == ("https://home.example",) * 2
+    about["Project-URL"] = "Documentation, https://home.example/docs"
+    assert (driver()["informationUri"], driver()["rules"][0]["helpUri"]) == (
+        "https://home.example", "https://home.example/docs",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("root", ["git", "variable", "none", "elsewhere"])
@@ -405,7 +481,11 @@ def test_places_are_named_from_the_root_of_the_repository(
     sarif = json.loads(run_cli(*arguments, "--format", "sarif").out)
     assert_validators_note_nothing(sarif)
     places = [result["locations"][0]["physicalLocation"] for result in sarif["runs"][0]["results"]]
-    found = {place["artifactLocation"]["uri"].removeprefix("file://"): place["region"]["startLine"] for place in places}
+    bases = {"%SRCROOT%": "", "FILESYSTEM": "/"}
+    found = {
+        bases[place["artifactLocation"]["uriBaseId"]] + place["artifactLocation"]["uri"]: place["region"]["startLine"]
+        for place in places
+    }
     assert found == {paths["gate.toml"]: 3, paths["log"]: 1}
 
 

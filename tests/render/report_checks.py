@@ -1,7 +1,8 @@
 """What validators of SARIF and JUnit look for beyond the schemas that are kept here.
 
-Those of SARIF are the schema of 2.1.0 and the rules of Microsoft's multitool that find an error or a warning, without
-SARIF2005, which wants a home page; those of JUnit are the schema of Ant's reports.
+Those of SARIF are the schema of 2.1.0 and the rules of Microsoft's multitool for SARIF and for GitHub, but for these:
+SARIF2005 and 2012 want a home page, 2003 a repository, 2009 short ids where a rule of a gate is its own id, and 2010
+and 2011 the text of lines that tables don't have. Those of JUnit are the schema of Ant's reports.
 """
 
 from __future__ import annotations
@@ -24,15 +25,29 @@ def assert_validators_note_nothing(log: dict[str, Any]) -> None:
     notes = [note for call in run["invocations"] for name in call if name.startswith("tool") for note in call[name]]
     for said in (*run["results"], *notes):
         assert said["message"]["text"].endswith((".", "!", "?")), "SARIF2001"
+    used: set[str] = set()
     for result in run["results"]:
-        place = result["locations"][0]["physicalLocation"]
-        assert place["region"]["startLine"] >= 1, "SARIF1007"
-        artifact = place["artifactLocation"]
-        assert re.fullmatch(r"(file:///)?(?!/)([\w.~/-]|%[0-9A-F]{2})+", artifact["uri"], re.ASCII), "SARIF1002"
-        assert ".." not in artifact["uri"].split("/"), "SARIF1002"
-        assert ("uriBaseId" in artifact) is not artifact["uri"].startswith("file:///"), "SARIF1004"
-        assert {artifact.get("uriBaseId", "%SRCROOT%")} == run["originalUriBaseIds"].keys()
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"], "SARIF1009"
+        template = rules[result["ruleIndex"]]["messageStrings"][result["message"]["id"]]["text"]
+        assert re.findall(r"'\{(\d)\}'|\{", template) == [str(n) for n in range(len(result["message"]["arguments"]))], (
+            "SARIF2002, SARIF2015"
+        )
+        (location,) = result["locations"]
+        assert location["logicalLocations"][0]["fullyQualifiedName"]
+        place = location["physicalLocation"]
+        region = place["region"]
+        assert region["startLine"] >= 1, "SARIF1007, GH1003"
+        if "snippet" in region:
+            around = place["contextRegion"]
+            lines = around["snippet"]["text"].split("\n")
+            assert len(lines) == around["endLine"] - around["startLine"] + 1 > 1, "SARIF1008"
+            assert lines[region["startLine"] - around["startLine"]] == region["snippet"]["text"], "SARIF2010"
+        artifact = place["artifactLocation"]
+        assert re.fullmatch(r"(?!/)([\w.~/-]|%[0-9A-F]{2})+", artifact["uri"], re.ASCII), "SARIF1002, SARIF2016"
+        assert ".." not in artifact["uri"].split("/"), "SARIF1002"
+        used.add(artifact["uriBaseId"])
+    assert used <= run["originalUriBaseIds"].keys(), "SARIF1004"
+    assert all(base.get("uri", "/").endswith("/") for base in run["originalUriBaseIds"].values()), "SARIF1004"
 
 
 def assert_ant_would_write_it(root: ET.Element) -> None:

@@ -22,7 +22,7 @@ from tokenaudit.cli.options import (
     run_request,
 )
 from tokenaudit.contracts.errors import Problem, ResultError, UsageError
-from tokenaudit.contracts.files import from_repository_root, read_bounded
+from tokenaudit.contracts.files import ci_repository, from_repository_root, read_bounded
 
 if TYPE_CHECKING:
     from tokenaudit.audit.report import AuditReport
@@ -140,6 +140,6 @@ def _renderers(report: AuditReport, log_path: str, most: int, verbose: bool) -> 
         "jsonl": lambda _: audit_jsonl(report),
         "markdown": lambda _: markdown_text(audit_blocks(report, most=most, verbose=verbose)),
         "junit": lambda _: in_render("junit.audit_junit")(report, most=most),
-        "sarif": lambda _: in_render("sarif.audit_sarif")(report, log_path, most=most),
+        "sarif": lambda _: in_render("sarif.audit_sarif")(report, log_path, most=most, repository=ci_repository()),
         "github": lambda _: in_render("github.audit_github")(report, log_path, most=most),
     }

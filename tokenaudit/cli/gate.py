@@ -33,7 +33,7 @@ from tokenaudit.cli.options import (
     saved_result,
 )
 from tokenaudit.contracts.errors import Problem, UsageError
-from tokenaudit.contracts.files import from_repository_root
+from tokenaudit.contracts.files import ci_repository, from_repository_root
 
 if TYPE_CHECKING:
     from tokenaudit.cli.output import Renderers
@@ -235,6 +235,6 @@ def _renderers(report: GateReport, judged: str, *, all_rules: bool) -> Renderers
         "json": lambda _: gate_json(report),
         "markdown": lambda _: markdown_text(gate_blocks(report)),
         "junit": lambda _: in_render("junit.gate_junit")(report),
-        "sarif": lambda _: in_render("sarif.gate_sarif")(report, judged, from_repository_root),
+        "sarif": lambda _: in_render("sarif.gate_sarif")(report, judged, from_repository_root, ci_repository()),
         "github": lambda _: in_render("github.gate_github")(report, from_repository_root, all_rules=all_rules),
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from tokenaudit.contracts.errors import Problem, UsageError
 
@@ -84,6 +85,29 @@ def from_repository_root(path: str) -> str:
         if place.is_relative_to(root):
             return place.relative_to(root).as_posix()
     return named.as_posix()
+
+
+class Repository(NamedTuple):
+    """The repository that a CI job runs on: its address, the commit, and the branch if it is on one."""
+
+    url: str
+    revision: str
+    branch: str
+
+
+def ci_repository() -> Repository | None:
+    """The repository as the variables of GitHub Actions or GitLab CI say; None elsewhere."""
+    server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    found = Repository(
+        f"{server}/{name}" if server and name else "",
+        os.environ.get("GITHUB_SHA", ""),
+        os.environ.get("GITHUB_REF_NAME", "") if os.environ.get("GITHUB_REF_TYPE") == "branch" else "",
+    )
+    if not found.url:
+        of_gitlab = (os.environ.get(f"CI_{name}", "") for name in ("PROJECT_URL", "COMMIT_SHA", "COMMIT_BRANCH"))
+        found = Repository(*of_gitlab)
+    is_known = found.url.startswith(("https://", "http://")) and re.fullmatch(r"[0-9a-f]{40,64}", found.revision)
+    return found if is_known else None
 
 
 @contextmanager

@@ -28,11 +28,13 @@ class Origin:
         name: what messages call it: a file without folders, "--rule", or another source.
         path: the file as the user named it; None where the rule is in no file.
         line: its line in that file, from 1.
+        lines: the text of that line, after that of the line before it, if there is one, and before that of the next.
     """
 
     name: str
     path: str | None = None
     line: int | None = None
+    lines: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:

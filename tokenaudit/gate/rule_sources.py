@@ -70,8 +70,12 @@ def _of_settings(settings: Settings, working_dir: Path) -> list[_Written]:
     if settings.file is None or source in (DEFAULT, LOG_METADATA, OVERRIDE):
         return [(text, Origin(source)) for text in rules]
     shown = from_folder(settings.file, working_dir).as_posix()
-    lines = rule_lines(settings.file.read_text(encoding="utf-8-sig"), rules)
-    return [(text, Origin(settings.file.name, shown, line)) for text, line in zip(rules, lines, strict=True)]
+    content = settings.file.read_text(encoding="utf-8-sig")
+    lines = content.splitlines()
+    return [
+        (text, Origin(settings.file.name, shown, line, tuple(lines[max(0, line - 2) : line + 1])))
+        for text, line in zip(rules, rule_lines(content, rules), strict=True)
+    ]
 
 
 def rule_lines(text: str, rules: Iterable[str]) -> list[int]:
