@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokenaudit.contracts.errors import Problem, SourceError, shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
 from tokenaudit.importers.batch import GroupKey, PromptGroups, trained_responses
@@ -37,15 +35,10 @@ from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.importers.slime_train import TrainFiles, is_train_data
 from tokenaudit.importers.slime_versions import versions_of
 from tokenaudit.log.writer import Row
+from tokenaudit.record import slime
 
 _STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
-_REASONS = {"truncated": "length", "aborted": "abort", "failed": "error"}
-_NOT_COMPLETED = (
-    "members that failed or were aborted were trained like others (only remove_sample keeps one out), so they count as "
-    "completed; finish_reason says what they were"
-)
 _OTHER_LOGPROBS = "rollout_log_probs that aren't one for each token of their response are left out"
-_REWARDS = "rewards with several numbers are left out: none of them is the one that was trained on for sure"
 _GIVES = (Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TAKES, Gives.LOGPROBS)
 _TRAINED = (Gives.TRAINED_MASKS, Gives.TRAIN_LOGPROBS)
 _MAX_REWARDS = 100
@@ -116,22 +109,17 @@ def _row(sample: dict[str, Any], place: str, train_step: int, context: Context, 
     if status not in _STATUSES:
         raise FieldFault(f"unknown status {shown(status)}", f"statuses: {', '.join(_STATUSES)}")
     if status in ("aborted", "failed"):
-        context.limit(_NOT_COMPLETED)
-    mask = _mask(sample, tokens)
-    index = plain(sample.get("index"))
-    row: Row = {
-        "rollout_id": stable_id(place if index is None else index),
-        "status": "completed",
-        "response_len": tokens,
-        "response_mask": mask,
-        "reward": _reward(sample.get("reward"), context),
-        "agentic": mask is not None and not mask.all() and not sample.get("remove_sample"),
-        "finish_reason": _REASONS.get(status),
-    }
+        context.limit(slime.NOT_COMPLETED)
+    mask = None if sample.get("loss_mask") is None else flat(sample["loss_mask"], "loss_mask")
     ids = count_of(sample.get("tokens"), "tokens")
-    if ids >= tokens:
-        row["prompt_len"] = ids - tokens
-    versions = versions_of(sample, mask, tokens, row.get("prompt_len"), train_step, context)
+    try:
+        row = slime.sample_columns(status, tokens, ids, mask, is_removed=bool(sample.get("remove_sample")))
+    except ValueError as error:
+        raise FieldFault(str(error)) from error
+    index = plain(sample.get("index"))
+    row["rollout_id"] = stable_id(place if index is None else index)
+    row["reward"] = _reward(sample.get("reward"), context)
+    versions = versions_of(sample, row["response_mask"], tokens, row.get("prompt_len"), train_step, context)
     return row | versions | _logprobs(sample, tokens, context)
 
 
@@ -146,26 +134,13 @@ def _logprobs(sample: dict[str, Any], tokens: int, context: Context) -> Row:
     return {"logprobs": logprobs}
 
 
-def _mask(sample: dict[str, Any], tokens: int) -> np.ndarray[Any, Any] | None:
-    """The loss mask; none means ones, and a removed sample is trained on nowhere."""
-    if sample.get("remove_sample"):
-        return np.zeros(tokens, dtype=np.int8)
-    if sample.get("loss_mask") is None:
-        return None
-    mask = flat(sample["loss_mask"], "loss_mask")
-    if len(mask) != tokens:
-        raise FieldFault(f"{len(mask)} loss_mask entries for {tokens} tokens")
-    return (mask != 0).astype(np.int8)
-
-
 def _reward(reward: object, context: Context) -> float | None:
     """A number or whether it was right, or the only number of a dictionary; None where several stand side by side."""
     if isinstance(reward, dict):
         values = [unpacked(value) for value in itertools.islice(reward.values(), _MAX_REWARDS)]
-        numbers = [value for value in values if type(value) in (int, float)]
-        numbers = numbers or [value for value in values if isinstance(value, bool)]
+        numbers = slime.reward_numbers(values)
         if len(numbers) > 1 or len(reward) > _MAX_REWARDS:
-            context.limit(_REWARDS)
+            context.limit(slime.SEVERAL_REWARDS)
             return None
         reward = numbers[0] if numbers else None
     return number(unpacked(reward), "reward")

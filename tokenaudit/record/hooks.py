@@ -58,11 +58,11 @@ class Hooks:
     """The hooks of one trainer, which record into one recorder.
 
     Args:
-        recorder: where events go; it stays open.
+        recorder: where events go; it stays open. Or what makes it when the first thing is recorded.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder | Callable[[], Recorder]) -> None:
+        self._made = recorder
         self._process = os.getpid()
         self._failures = itertools.count()
         self._alone = threading.RLock()
@@ -74,6 +74,13 @@ class Hooks:
         self._alone_calls = 0
         self._late: list[tuple[Record, Any]] = []
         """What returned while an alone call was running."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder, for one thread at a time. Raises whatever keeps it from being made."""
+        if not isinstance(self._made, Recorder):
+            self._made = self._made()
+        return self._made
 
     def attach(self, target: Any, hooks: Mapping[str, Hook], noun: str = "buffer") -> Detach:
         """Wrap methods of one object, by name; other objects of its class stay as they are.
@@ -163,10 +170,9 @@ class Hooks:
             with self._state:
                 return call(*arguments)
         except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
-            if not isinstance(error, RecordError):
+            if isinstance(self._made, Recorder) and not isinstance(error, RecordError):
                 # a recorder counts those itself
-                with suppress(Exception):
-                    self._recorder.count_rejected()
+                self._made.count_rejected()
             self._tell(_said(error))
             return None
 
