@@ -34,7 +34,7 @@ TOPICS = (
 )
 """Names of the topics, in the order in which they are listed."""
 
-TRAINERS = ("xtuner", "areal", "prime-rl", "slime", "verl", "nemo-rl", "tinker", "trl", "generic")
+TRAINERS = ("xtuner", "areal", "prime-rl", "slime", "verl", "nemo-rl", "skyrl", "roll", "tinker", "trl", "generic")
 """Second words of `import`: one topic for each trainer, in the order of `tokenaudit import --list`."""
 
 _ALIASES = {

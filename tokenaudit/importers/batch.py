@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Lack, Precision
@@ -198,13 +198,15 @@ class PromptGroups:
         return set(self._sizes.values())
 
     def end(self, context: Context) -> None:
-        """The step is over: the next response begins a new group, whatever its prompt.
-
-        Notes prompts that have several times as many responses as others of the step: several of its groups had them.
-        """
-        sizes = Counter(self._sizes.values())
-        usual = max(sizes, key=lambda size: (sizes[size], -size), default=0)
-        if any(size > usual and size % usual == 0 for size in sizes):
-            context.limit(Lack.EQUAL_PROMPTS)
+        """The step is over: the next response begins a new group, whatever its prompt. Notes equal prompts."""
+        note_equal_prompts(self._sizes, context)
         self._groups.clear()
         self._sizes.clear()
+
+
+def note_equal_prompts(responses: Mapping[int, int], context: Context) -> None:
+    """Note groups with several times as many responses as others of the step: several of its groups had one prompt."""
+    sizes = Counter(responses.values())
+    usual = max(sizes, key=lambda size: (sizes[size], -size), default=0)
+    if any(size > usual and size % usual == 0 for size in sizes):
+        context.limit(Lack.EQUAL_PROMPTS)

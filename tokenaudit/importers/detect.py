@@ -8,14 +8,28 @@ from pathlib import Path
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.contracts.files import named_twice
-from tokenaudit.importers import areal, generic, nemo_rl, nemo_train, prime_rl, slime, tinker, trl, verl, xtuner
+from tokenaudit.importers import (
+    areal,
+    generic,
+    nemo_rl,
+    nemo_train,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    tinker,
+    trl,
+    verl,
+    xtuner,
+)
 from tokenaudit.importers.base import Importer, Problems
 from tokenaudit.importers.files import first_keys, source_files
 from tokenaudit.importers.packed import first_unreadable, plain_name
 
 _IMPORTERS = (
     xtuner.BATCHES, xtuner.BUFFER, xtuner.TRAJECTORIES, areal.IMPORTER, prime_rl.IMPORTER, slime.IMPORTER, verl.TEXTS,
-    verl.QUEUE, nemo_rl.IMPORTER, nemo_train.IMPORTER, tinker.IMPORTER, trl.IMPORTER, generic.IMPORTER,
+    verl.QUEUE, nemo_rl.IMPORTER, nemo_train.IMPORTER, skyrl.IMPORTER, roll.IMPORTER, tinker.IMPORTER, trl.IMPORTER,
+    generic.IMPORTER,
 )  # fmt: skip
 IMPORTERS: dict[str, Importer] = {importer.name: importer for importer in _IMPORTERS}
 """Formats by name, in the order in which files are matched with them."""

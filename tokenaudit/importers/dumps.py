@@ -1,4 +1,4 @@
-"""Objects from files of `torch.save`, as plain fields."""
+"""Objects from files of `torch.save` and bare pickles, as plain fields."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault
 from tokenaudit.importers.fields import MAX_TOKENS
-from tokenaudit.importers.pickles.arrays import JaggedArray, Latin1Array, LazyArray
-from tokenaudit.importers.pickles.source import LazyText, Source
-from tokenaudit.importers.pickles.torch_file import TorchFile
+from tokenaudit.importers.pickles.arrays import Array, JaggedArray, Latin1Array, LazyArray
+from tokenaudit.importers.pickles.source import LazyText, Source, unreadable
+from tokenaudit.importers.pickles.torch_file import PickleFile, TorchFile
 from tokenaudit.importers.pickles.values import LazyList, OpaqueObject
 
 _HEAD = 1 << 16
+_PROTOCOL = b"\x80"
+"""How a pickle begins; an archive begins otherwise."""
 _TEXT = re.compile(rb"X([\x01-\x40])\x00\x00\x00|\x8c([\x01-\x40])")
 IS_LIST = "[]"
 """Stands among the first texts of a dump that is a list."""
@@ -29,10 +31,8 @@ _RESPONSE_COST = 128
 _MAX_TEXT = 1 << 20
 """Bytes of a text that is a name or an id."""
 
-Array = np.ndarray[Any, Any] | LazyArray | Latin1Array
-"""A tensor or an array of a dump, most of which lie in the file until they are read."""
 ARRAYS = (np.ndarray, LazyArray, Latin1Array)
-"""The classes of these."""
+"""The classes of a tensor or an array of a dump."""
 Table = Array | JaggedArray
 """Numbers in rows, which in a nested tensor differ in length."""
 
@@ -61,10 +61,20 @@ class Dump(NamedTuple):
             raise SourceError(fault.problem(str(self.source.path))) from fault
 
 
+def _file(path: Path) -> TorchFile | PickleFile:
+    """The file as a pickle, if it begins like one, else as an archive of torch. Raises a `SourceError` like these."""
+    try:
+        with path.open("rb") as stream:
+            is_pickle = stream.read(1) == _PROTOCOL
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return PickleFile(path) if is_pickle else TorchFile(path)
+
+
 @contextmanager
 def opened(path: Path, context: Context) -> Iterator[Dump]:
     """The object in a file, for as long as the block lasts. Raises a `SourceError` if the file can't be read."""
-    with TorchFile(path) as file:
+    with _file(path) as file:
         half = file.source.size // 2
         dump = Dump(file.load(), file.source)
         context.advance(half)
@@ -75,7 +85,7 @@ def opened(path: Path, context: Context) -> Iterator[Dump]:
 def first_texts(path: Path) -> frozenset[str]:
     """Short texts from the beginning of a dump, among them the first keys; nothing if it is none."""
     try:
-        with TorchFile(path) as file:
+        with _file(path) as file:
             head = file.head(_HEAD)
     except SourceError:
         return frozenset()

@@ -243,7 +243,7 @@ def _too_long(elements: int, path: Path) -> SourceError:
 def first_keys(path: Path) -> frozenset[str]:
     """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
     suffix = plain_suffix(path)
-    if suffix in (".pt", ".pth"):
+    if suffix in (".pt", ".pth", ".pkl"):
         return first_texts(path)
     try:
         if suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""Files of `torch.save` in, plain data out, without torch and without running anything. `TorchFile` is the one door.
+"""Files of `torch.save` and bare pickles in, plain data out, without torch and without running anything.
 
-Nothing that a file names is looked up or called. Knows no trainer.
+`torch_file.py` has the doors. Nothing that a file names is looked up or called. Knows no trainer.
 """

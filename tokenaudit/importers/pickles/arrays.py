@@ -16,6 +16,9 @@ BFLOAT16 = "bf16"
 """The kind that numpy lacks: the upper half of a float32."""
 _MAX_AXES = 8
 _DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
+_NAMES = frozenset({"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}) | {
+    "float16", "float32", "float64",
+}  # fmt: skip
 _TEXT = re.compile(r"U[0-9]{1,6}")
 _MAX_TEXT = 1 << 12
 """Bytes of a text of numpy that is read at once."""
@@ -161,6 +164,10 @@ class JaggedArray(_Shaped):
         return start, size
 
 
+Array = np.ndarray[Any, Any] | LazyArray | Latin1Array
+"""A tensor or an array, most of which lie in the file until they are read."""
+
+
 def jagged_array(values: Any, offsets: Any, lengths: Any) -> JaggedArray | OpaqueObject:
     """A nested tensor of two axes, of which the second differs; one with more axes is opaque.
 
@@ -226,17 +233,25 @@ def _named_type(dtype: Any) -> tuple[str, str]:
     return code, ">" if is_big else "<"
 
 
-def array_of(
-    shape: Any, dtype: Any, content: Any, order: str = "C"
-) -> np.ndarray[Any, Any] | LazyArray | Latin1Array | OpaqueObject:
+def array_of(shape: Any, dtype: Any, content: Any, order: str = "C") -> Array | OpaqueObject:
     """An array of numpy from its bytes; one of texts, times or anything but plain numbers is opaque.
 
     Raises:
         PickleFault: content that is no bytes, or a shape that doesn't fit the bytes.
     """
     kind = kind_of(dtype)
-    if kind is None:
+    return OpaqueObject("numpy.ndarray") if kind is None else _array(shape, kind, content, order)
+
+
+def named_array(shape: Any, name: Any, content: Any) -> Array | OpaqueObject:
+    """An array from its bytes and the name of its type, such as `float32`. Raises like `array_of`."""
+    if not isinstance(name, str) or name not in _NAMES:
         return OpaqueObject("numpy.ndarray")
+    return _array(shape, np.dtype(name), content, "C")
+
+
+def _array(shape: Any, kind: np.dtype[Any], content: Any, order: str) -> Array:
+    """An array of plain numbers. Raises like `array_of`."""
     if not isinstance(content, bytes | LazyBytes):
         raise PickleFault("an array without its bytes")
     if not _are_whole(shape) or len(shape) > _MAX_AXES:

@@ -272,6 +272,24 @@ class Machine:
             raise PickleFault("a pickle of a later protocol")
 
 
+def run_pickle(
+    source: Source, start: int, size: int, limits: Limits, persistent: Callable[[Any], Any], rebuild: Rebuild
+) -> Any:
+    """The object of a pickle, from a `Machine` with these arguments: plain values, `LazyList`s, arrays, opaque objects.
+
+    Raises:
+        SourceError: the pickle is damaged, uses what a data file has no need of, or exceeds the limits.
+    """
+    try:
+        return Machine(source, start, size, limits, persistent, rebuild).run()
+    except PickleFault as fault:
+        raise source.fault(str(fault)) from fault
+    except (ValueError, TypeError, OverflowError) as error:
+        raise source.fault(f"the pickle is damaged: {error}"[:200]) from error
+    except (MemoryError, RecursionError) as error:
+        raise source.fault("the file asks for more memory than it should") from error
+
+
 _STEPS: dict[int, Callable[[Machine], object]] = {
     ord("("): Machine.mark,
     ord("e"): lambda m: m.extend(m._pop_mark()),

@@ -20,7 +20,7 @@ CHARACTERS = 16
 AT_ONCE = 2**25
 """Elements of a list or array that is read whole; no response is that long."""
 _PER_BYTE, _AT_LEAST = 4, 32_000_000
-_HINT = "tokenaudit reads what torch.save writes by default (torch 1.6 or later), and runs none of it"
+_HINT = "tokenaudit reads pickles and what torch.save writes by default (torch 1.6 or later), and runs none of it"
 
 
 class Source:
