@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from tests.conftest import ROOT
-from tests.importers.test_torch_file import archive
+from tests.importers.test_torch_file import Evil, archive
 from tokenaudit.contracts.errors import SourceError
-from tokenaudit.importers.pickles.torch_file import TorchFile
+from tokenaudit.importers.pickles.source import LazyBytes
+from tokenaudit.importers.pickles.torch_file import PickleFile, TorchFile, inner_archive
 from tokenaudit.importers.pickles.values import Limits
 
 LATER = b"\x80\x02"
@@ -156,3 +163,113 @@ def test_the_most_objects_take_bounded_memory(piece: bytes, tmp_path: Path):
     assert re.fullmatch(f"more than {limit} objects", said)
     # forty times as many take up to 2 GB
     assert int(used) < 50_000
+
+
+@contextmanager
+def bare(path: Path, data: bytes, limits: Limits | None = None) -> Iterator[PickleFile]:
+    """A file that is one pickle, opened."""
+    path.write_bytes(data)
+    with PickleFile(path, limits) as file:
+        yield file
+
+
+def inner(path: Path, content: bytes) -> tuple[PickleFile, LazyBytes]:
+    """Bytes in the middle of a bare pickle; the file stays open for as long as it is held."""
+    path.write_bytes(pickle.dumps(["before", content, "behind"], 4))
+    file = PickleFile(path)
+    held = list(file.load())[1]
+    assert isinstance(held, LazyBytes)
+    return file, held
+
+
+def saved(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def test_a_bare_pickle_runs_nothing(tmp_path: Path):
+    target = tmp_path / "ran"
+    for protocol in (2, 3, 4, 5):
+        data = pickle.dumps({"x": Evil(exec, f"open({str(target)!r}, 'w')"), "y": torch.arange(3)}, protocol)
+        with bare(tmp_path / "x.pkl", data) as file:
+            loaded = file.load()
+        # a tensor that pickled itself holds what `torch.save` wrote long ago, which stays opaque
+        assert [value.name for value in loaded.values()] in (
+            ["builtins.exec", "torch._utils._rebuild_tensor_v2"],
+            ["__builtin__.exec", "torch._utils._rebuild_tensor_v2"],
+        )
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "cut off"),
+        (LATER + b"X\x01\0\0\0aQ.", "a persistent id, which a bare pickle has no need of"),
+        (LATER + b"(" * 2_000 + b".", "nested deeper than 1000"),
+        (LATER + b"B\xff\xff\xff\x7f.", "cut off"),
+        (b"\x80\x04\x97.", "the instruction"),
+        (LATER + b"N0" * 6_000 + b"N.", "more than 10000 objects"),
+    ],
+)
+def test_bare_pickles_have_the_same_bounds(data: bytes, message: str, tmp_path: Path):
+    limits = Limits(objects=10_000)
+    with bare(tmp_path / "x.pkl", data, limits) as file, pytest.raises(SourceError, match=message) as raised:
+        file.load()
+    (problem,) = raised.value.problems
+    assert problem.where == str(tmp_path / "x.pkl")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool])
+def test_a_tensor_that_was_saved_into_a_pickle_is_read(dtype: torch.dtype, tmp_path: Path):
+    tensor = (torch.arange(600).reshape(20, 30) % 2).to(dtype)
+    file, held = inner(tmp_path / "x.pkl", saved(tensor.T[3:5]))
+    with file:
+        loaded = inner_archive(held).load()
+        assert_array_equal(loaded.read(), tensor.T[3:5].to(torch.float32).numpy())
+        assert_array_equal(loaded.row(1, 7), tensor.T[4, :7].to(torch.float32).numpy())
+    file, held = inner(tmp_path / "x.pkl", saved(None))
+    with file:
+        assert inner_archive(held).load() is None
+
+
+def _zipped(data: bytes, method: int = zipfile.ZIP_STORED, others: int = 0) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as file:
+        file.writestr("archive/data.pkl", data)
+        for number in range(others):
+            file.writestr(f"archive/data/{number}", b"")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes(1_000), "not a file of torch.save"),
+        (saved(torch.arange(500))[:-100], "not a file of torch.save"),
+        (_zipped(LATER + b"N.", others=100), "101 entries in the archive, where up to 100"),
+        (_zipped(LATER + b"N.", others=600), "a list of entries of"),
+        (_zipped(LATER + b"]." + bytes(50_000_000), zipfile.ZIP_DEFLATED), "is compressed"),
+        (_zipped(LATER + b"N0" * 600 + b"N."), "more than 1000 objects"),
+        (_zipped(LATER + b"(" * 30 + b"."), "nested deeper than 20"),
+        (_zipped(LATER + text(b"x" * 300)[:-1]), "cut off"),
+        # an entry that says it is larger than the archive is, though the file isn't
+        (_zipped(LATER + b"N.").replace((4).to_bytes(4, "little"), (5_000).to_bytes(4, "little")), "reaches behind"),
+    ],
+)
+def test_what_lies_in_a_pickle_has_tighter_bounds(content: bytes, message: str, tmp_path: Path):
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps([content.ljust(300, b"\0"), bytes(10_000)], 4))
+    with PickleFile(tmp_path / "x.pkl") as file:
+        held = next(iter(file.load()))
+        with pytest.raises(SourceError, match=message) as raised:
+            inner_archive(held).load()
+    assert raised.value.problems[0].where == str(tmp_path / "x.pkl")
+
+
+def test_a_tensor_in_bytes_of_an_old_protocol_is_refused(tmp_path: Path):
+    data = pickle.dumps([b"\xff" * 300], 2)
+    with bare(tmp_path / "x.pkl", data) as file:
+        held = next(iter(file.load()))
+        with pytest.raises(SourceError, match="written as a text"):
+            inner_archive(held)

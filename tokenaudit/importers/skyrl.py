@@ -119,7 +119,8 @@ def _tensor(value: object, name: str, axes: int = 2) -> Array | None:
         value = inner_archive(value).load()
     if value is None or (isinstance(value, ARRAYS) and value.ndim == axes):
         return value
-    raise FieldFault(f"{name} is {shown(value)}", f"it is a tensor of {axes} axes")
+    what = f"a tensor of shape {list(value.shape)}" if isinstance(value, ARRAYS) else shown(value)
+    raise FieldFault(f"{name} is {what}", f"it is a tensor of {axes} axes")
 
 
 def _count(tables: dict[str, Array], metadata: dict[str, Any], context: Context) -> int:
