@@ -79,6 +79,7 @@ def _table(folder: Path) -> Path:
     return jsonl(folder / "dump" / "mine.jsonl", *(common | lists | floats | version for version in versions), take)
 
 
+_SKYRL, _ROLL = "dumped_data/global_step_<N>_training_input.pkl", "rollout_dump_data.step_<N>.jsonl"
 CASES: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("XTuner", "debug_rollout_<step>.pt"): _xtuner_batch,
     ("XTuner", "replay_buffer.pth"): _xtuner_buffer,
@@ -95,6 +96,13 @@ CASES: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("NeMo-RL, asynchronous GRPO", "replay_buffer.pt"): _nemo_classic,
     ("NeMo-RL, single controller", "replay_buffer.pt"): archived("nemo_sc_inorder"),
     ("NeMo-RL, GRPO", "train_data_step<N>.jsonl"): archived("nemo_train_groups"),
+    ("SkyRL", _SKYRL): archived("skyrl_bf16_padded"),
+    ("SkyRL, step-wise", _SKYRL): archived("skyrl_turns"),
+    ("SkyRL, skyrl_train", _SKYRL): archived("skyrl_train_v0.1.0"),
+    ("ROLL, RLVR", _ROLL): archived("roll_rlvr"),
+    ("ROLL, RLVR", "rollout_data.jsonl"): archived("roll_rollout_data"),
+    ("ROLL, agentic proxy", _ROLL): archived("roll_proxy"),
+    ("ROLL, agentic native", _ROLL): archived("roll_native"),
     ("tinker-cookbook", "iteration_<N>/train_rollout_summaries.jsonl"): _tinker,
     ("TRL", "completions/completions_<step>.parquet"): archived("trl_extra_float"),
     ("any", "*.jsonl, *.csv, *.parquet"): _table,

@@ -13,6 +13,7 @@ from tests.importers.importing import imported, jsonl
 from tests.importers.test_real_files import imported_real, sizes, takes
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Lack
+from tokenaudit.importers.repeats import Keep
 
 SCORES = {
     "roll_rlvr": "0101 0100 0001  1110 0010 0011",
@@ -72,9 +73,15 @@ def test_prompts_make_groups_without_ids(tmp_path: Path):
     log = imported("roll", jsonl(tmp_path / "x.jsonl", columns(prompt=["p", ["m"], "p", ["m"]])))
     assert (sizes(log), takes(log), Lack.PROMPTS in log.imports.limits) == (Counter({2: 2}), [(1, 2)], True)
     assert log.column("reward") == [1.0, None, 0.5, 1.0]
-    # of one step in two lines the prompts are told apart, as those of two steps are
-    log = imported("roll", jsonl(tmp_path / "x.jsonl", *[columns(prompt=["p"] * 4, domain=["d"] * 4)] * 2))
-    assert (sizes(log), set(log.column("task_name"))) == (Counter({4: 2}), {"d"})
+
+
+def test_a_step_that_a_resumed_run_appended_counts_once(tmp_path: Path):
+    first, second = columns(prompt=["p"] * 4), columns(prompt=["q"] * 4, domain=["d"] * 4)
+    path = jsonl(tmp_path / "rollout_data.jsonl", first, second)
+    log = imported("roll", path)
+    assert (sizes(log), takes(log), set(log.column("task_name"))) == (Counter({4: 1}), [(1, 1)], {"d"})
+    log = imported("roll", path, keep=Keep.BOTH)
+    assert (sizes(log), takes(log)) == (Counter({4: 2}), [(1, 1), (1, 1)])
 
 
 def trajectory(**fields: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, L
 from tokenaudit.importers.batch import GroupKey, PromptGroups, TrainedResponse, trained_batches, unversioned_row
 from tokenaudit.importers.fields import integer, mapping, number, stable_id, version_columns
 from tokenaudit.importers.files import SourceRecord, json_records
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _COLUMNS = ("global_step", "id", "prompt", "domain", "scores", "trajectory_data")
@@ -50,20 +51,17 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         row = unversioned_row(next(rollout_ids), number(data.get("scores"), "scores"))
         return TrainedResponse(step, group, row)
 
-    for path in files:
-        yield from trained_batches(_places(path, prompts, context), response, str(path), context)
-
-
-def _places(path: Path, prompts: PromptGroups, context: Context) -> Iterator[SourceRecord]:
-    """The responses of each object of columns."""
-    for data, where in json_records(path, context):
-        columns: dict[str, list[Any]] = {}
+    for data, where in (record for path in files for record in json_records(path, context)):
         with context.noting(where):
-            columns = _columns(data)
-        names = list(columns)
-        for index, values in enumerate(zip(*columns.values(), strict=True)):
-            yield SourceRecord(dict(zip(names, values, strict=True)), f"{where}, response {index}")
-        prompts.end(context)
+            # each object is one writing of a step, also where a resumed run appended the same step
+            yield from trained_batches(_responses(_columns(data), where), response, where, context)
+            prompts.end(context)
+
+
+def _responses(columns: dict[str, list[Any]], where: str) -> Iterator[SourceRecord]:
+    """The responses of an object of columns."""
+    for index, values in enumerate(zip(*columns.values(), strict=True)):
+        yield SourceRecord(dict(zip(columns, values, strict=True)), f"{where}, response {index}")
 
 
 def _columns(data: dict[str, Any]) -> dict[str, list[Any]]:
@@ -127,6 +125,7 @@ def _versions(name: str, context: Context) -> Row:
     return version_columns(start, end, context, uniform=Precision.SEGMENT)
 
 
+_GIVES = (Gives.REWARDS, Gives.TASKS, Gives.TAKES)
 IMPORTER = Importer(
     name="roll",
     title="ROLL rollouts (rollout_dump_dir)",
@@ -141,4 +140,15 @@ IMPORTER = Importer(
     precisions=(Precision.SEGMENT, Precision.SPAN, Precision.NONE),
     reads=("task_name", "group_id", "rollout_id", "reward", "agentic", "finish_reason", "take"),
     lacks=(Lack.DROPPED, Lack.MASK, Lack.LENGTHS),
+    shapes=(
+        Shape("ROLL, RLVR", "8eb27cc2", "rollout_dump_data.step_<N>.jsonl", _GIVES),
+        Shape("ROLL, RLVR", "03b6314f", "rollout_data.jsonl", _GIVES),
+        Shape("ROLL, agentic proxy", "8eb27cc2", "rollout_dump_data.step_<N>.jsonl", _GIVES),
+        Shape(
+            "ROLL, agentic native",
+            "8eb27cc2",
+            "rollout_dump_data.step_<N>.jsonl",
+            (Gives.SEGMENT, Gives.SPAN, *_GIVES),
+        ),
+    ),
 )

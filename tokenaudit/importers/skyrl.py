@@ -27,6 +27,7 @@ from tokenaudit.importers.pickles.arrays import Array, named_array
 from tokenaudit.importers.pickles.source import LazyBytes
 from tokenaudit.importers.pickles.torch_file import inner_archive
 from tokenaudit.importers.pickles.values import OpaqueObject, PickleFault
+from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
 _MASKS = ("response_mask", "loss_mask")
@@ -251,14 +252,21 @@ def _row(tables: dict[str, Array], index: int, context: Context) -> Row:
     return row | version_columns(None, None, context)
 
 
+_FILES = "dumped_data/global_step_<N>_training_input.pkl"
+_GIVES = (Gives.LENGTHS, Gives.MASKS, Gives.LOGPROBS, Gives.TRAIN_LOGPROBS, Gives.TAKES)
 IMPORTER = Importer(
     name="skyrl",
     title="SkyRL training inputs (trainer.dump_data_batch)",
-    files="dumped_data/global_step_<N>_training_input.pkl",
+    files=_FILES,
     looks_like=lambda path, keys: path.suffix == ".pkl" and "TrainingInputBatch" in keys,
     read=each_file(_read_batch),
     suffixes=(".pkl",),
     precisions=(Precision.NONE,),
     reads=(*USUAL_READS, "response_mask", "agentic", "reward", "logprobs", "train_logprobs", "take"),
     lacks=(Lack.DROPPED,),
+    shapes=(
+        Shape("SkyRL", "a9564572", _FILES, _GIVES),
+        Shape("SkyRL, step-wise", "a9564572", _FILES, _GIVES),
+        Shape("SkyRL, skyrl_train", "v0.1.0", _FILES, _GIVES),
+    ),
 )
