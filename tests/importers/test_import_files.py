@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests.importers.importing import jsonl
+from tests.importers.importing import imported, jsonl
 from tests.importers.test_import_dumps import slime_dump
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Context, VersionScale
@@ -112,3 +112,9 @@ def test_dumps_that_are_named_twice_are_told_up_to_a_count(tmp_path: Path, run_c
     ran = run_cli("import", folder, folder, "-o", "log.parquet", "-q")
     assert ran.err.count("error: the file is named twice") == 20
     assert "error: 10 more faults" in ran.err
+
+
+def test_an_archive_of_torch_may_be_called_a_pickle(tmp_path: Path):
+    sample = {"response_length": 3, "index": 0, "group_index": 0}
+    torch.save({"rollout_id": 1, "samples": [sample]}, tmp_path / "1.pkl")
+    assert imported("slime", tmp_path / "1.pkl").column("response_len") == [3]

@@ -20,7 +20,7 @@ from tokenaudit.importers.pickles.values import LazyList, OpaqueObject
 
 _HEAD = 1 << 16
 _PROTOCOL = b"\x80"
-"""How a pickle begins; an archive begins otherwise."""
+"""How a pickle begins; archives begin otherwise, and files of torch before it wrote these aren't called so."""
 _TEXT = re.compile(rb"X([\x01-\x40])\x00\x00\x00|\x8c([\x01-\x40])")
 IS_LIST = "[]"
 """Stands among the first texts of a dump that is a list."""
@@ -62,10 +62,10 @@ class Dump(NamedTuple):
 
 
 def _file(path: Path) -> TorchFile | PickleFile:
-    """The file as a pickle, if it begins like one, else as an archive of torch. Raises a `SourceError` like these."""
+    """The file as a pickle, if it is called and begins so, else as an archive of torch. Raises like both of these."""
     try:
         with path.open("rb") as stream:
-            is_pickle = stream.read(1) == _PROTOCOL
+            is_pickle = path.suffix.lower() == ".pkl" and stream.read(1) == _PROTOCOL
     except OSError as error:
         raise unreadable(path, error) from error
     return PickleFile(path) if is_pickle else TorchFile(path)
