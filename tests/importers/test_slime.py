@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.importers.importing import Imported, imported
 from tests.importers.shapes import real
@@ -16,8 +18,9 @@ from tests.importers.test_import_dumps import sample
 from tests.importers.test_real_files import imported_real
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers import slime_train
-from tokenaudit.importers.base import Lack
+from tokenaudit.importers.base import Context, Lack, VersionScale
 from tokenaudit.importers.detect import detected
+from tokenaudit.importers.slime_versions import versions_of
 
 
 def noted(log: Imported, start: str) -> bool:
@@ -153,6 +156,39 @@ def test_spans_beside_those_of_the_prompt_and_spans_with_holes(tmp_path: Path):
     assert Lack.RESUME not in log.imports.limits
 
 
+@st.composite
+def called(draw: st.DrawFn) -> tuple[list[list[tuple[int, int]]], int, int]:
+    """Calls as lists of (version, tokens), what a tool writes behind each, and the length of the prompt."""
+    parts = st.tuples(st.integers(1, 4), st.integers(1, 3))
+    return draw(st.lists(st.lists(parts, min_size=1, max_size=3), min_size=1, max_size=3)), draw(st.integers(0, 2)), 3
+
+
+@given(called())
+def test_spans_give_each_token_the_version_that_was_written_for_it(case: tuple[list[list[tuple[int, int]]], int, int]):
+    """Compared with versions that are written out token by token."""
+    calls, tool_tokens, prompt = case
+    written: list[int] = []
+    mask: list[int] = []
+    recorded: list[dict[str, Any]] = []
+    for call in calls:
+        of_call: list[dict[str, Any]] = []
+        for version, tokens in call:
+            start = prompt + len(written)
+            of_call.append({"version": str(version), "abs_start": start, "abs_end": start + tokens})
+            written += [version - 1] * tokens
+            mask += [1] * tokens
+        recorded.append({"spans": tuple(of_call)})
+        written += [written[-1]] * tool_tokens
+        mask += [0] * tool_tokens
+    context = Context(VersionScale(1, 1))
+    row = versions_of({"weight_versions": tuple(recorded)}, np.array(mask), len(mask), prompt, 9, context)
+    if len(set(written)) == 1:
+        assert row["model_step"] == written[0]
+    else:
+        assert row["response_model_steps"].tolist() == written
+    assert row["version_precision"] == ("exact" if any(len(call) > 1 for call in calls) else "segment")
+
+
 def test_spans_that_overlap_are_faults(tmp_path: Path):
     torch.save({"rollout_id": 4, "samples": [sample(0, 0, 6, [spans(("3", 2, 6), ("4", 5, 8))])]}, tmp_path / "a.pt")
     with pytest.raises(SourceError, match="a span of versions from 5 to 8, behind one up to 6"):
@@ -213,6 +249,8 @@ def test_gathered_files_are_checked_against_their_batch(tmp_path: Path):
     # the place names another sample
     log = log_of("b", gathered(0, 11), gathered(1, 10))
     assert (log.column("trained_mask"), noted(log, slime_train._MISFIT)) == ([None, None], True)
+    # a file without a sample says nothing of any
+    assert log_of("d").column("trained_mask") == [None, None]
     # without places, by index; what isn't there is unknown
     log = log_of("c", gathered(None, 11))
     assert (log.column("trained_mask"), log.column("train_logprobs")) == ([None, [1] * 6], [None, [-11.0] * 6])

@@ -74,7 +74,7 @@ class TrainBatch:
     def add_gathered(self, fields: dict[str, Any]) -> None:
         """Add the samples of all ranks. Raises a `FieldFault` if they make no sense."""
         samples = [fields_of(value, "a sample") for value in items_of(fields.get("samples"), "samples")]
-        self._is_gathered = all(sample.get("rollout_position") is not None for sample in samples)
+        self._is_gathered = bool(samples) and all(sample.get("rollout_position") is not None for sample in samples)
         for sample in samples:
             seen = _seen(sample)
             if self._is_gathered:
