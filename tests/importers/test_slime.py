@@ -246,9 +246,12 @@ def test_gathered_files_are_checked_against_their_batch(tmp_path: Path):
         return imported("slime", dump_details(tmp_path / name, samples, _4=file))
 
     assert log_of("a", gathered(1, 11)).column("trained_mask") == [[0] * 6, [1] * 6]
-    # the place names another sample
-    log = log_of("b", gathered(0, 11), gathered(1, 10))
-    assert (log.column("trained_mask"), noted(log, slime_train._MISFIT)) == ([None, None], True)
+    # places that name other samples don't count; indices do
+    log = log_of("b", gathered(0, 11))
+    assert (log.column("trained_mask"), log.column("train_logprobs")) == ([None, [1] * 6], [None, [-11.0] * 6])
+    assert log_of("e", gathered(2, 10)).column("trained_mask") == [[1] * 6, None]
+    log = log_of("f", gathered(2, 10), gathered(3, 10))
+    assert (log.column("trained_mask"), noted(log, slime_train._AMBIGUOUS)) == ([None, None], True)
     # a file without a sample says nothing of any
     assert log_of("d").column("trained_mask") == [None, None]
     # without places, by index; what isn't there is unknown

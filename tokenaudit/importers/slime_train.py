@@ -30,7 +30,7 @@ _SAMPLE = ("sample_index", "response_lengths", "total_lengths", "loss_masks", "l
 _COLUMNS = dict(zip(("sample_indices", *_SAMPLE[1:]), _SAMPLE, strict=True))
 
 _UNPAIRED = "some files of train_data belong to no file of rollout_data, and are left out"
-_MISFIT = "some samples of train_data differ from those of rollout_data in index or length, and are left out"
+_MISFIT = "some samples of train_data differ from those of rollout_data in length, and are left out"
 _AMBIGUOUS = (
     "some samples share their index with others of their batch, so what the trainer saw of them can't be told apart, "
     "and is left out"
@@ -69,18 +69,25 @@ class TrainBatch:
         self._sizes = Counter(indices)
         self._by_place: dict[int, _Seen] = {}
         self._by_index: dict[int, _Seen] = {}
-        self._is_gathered = False
 
     def add_gathered(self, fields: dict[str, Any]) -> None:
-        """Add the samples of all ranks. Raises a `FieldFault` if they make no sense."""
+        """Add the samples of all ranks. Raises a `FieldFault` if they make no sense.
+
+        Their places count if all of them name samples of the batch: a conversion of one's own may have moved them.
+        """
         samples = [fields_of(value, "a sample") for value in items_of(fields.get("samples"), "samples")]
-        self._is_gathered = bool(samples) and all(sample.get("rollout_position") is not None for sample in samples)
+        places: dict[int, _Seen] = {}
         for sample in samples:
             seen = _seen(sample)
-            if self._is_gathered:
-                self._by_place[integer(scalar(sample, "rollout_position"), "rollout_position")] = seen
-            elif seen.sample_index is not None:
-                self._by_index.setdefault(seen.sample_index, seen)
+            if seen.sample_index is not None:
+                self._sizes[seen.sample_index] += seen.sample_index in self._by_index
+                self._by_index[seen.sample_index] = seen
+            place = plain(sample.get("rollout_position"))
+            is_place = isinstance(place, int) and 0 <= place < len(self._indices)
+            if is_place and seen.sample_index in (None, self._indices[place]):
+                places[place] = seen
+        if len(places) == len(samples):
+            self._by_place = places
 
     def add_rank(self, fields: dict[str, Any]) -> bool:
         """Add the samples of one rank; returns whether it holds anything new. Raises like `add_gathered`."""
@@ -110,17 +117,20 @@ class TrainBatch:
             tokens: of its response.
             total: tokens of prompt and response.
         """
-        if self._is_gathered and place not in self._by_place:
-            self._context.limit(_TRIMMED)
-            return {"trained_mask": np.zeros(tokens, dtype=np.int8)}
-        index = self._indices[place]
-        seen = self._by_place.get(place) or self._by_index.get(index if isinstance(index, int) else -1)
-        if seen is None:
-            return {}
-        if not self._is_gathered and self._sizes[index] > 1:
-            self._context.limit(_AMBIGUOUS)
-            return {}
-        if (seen.response_lengths, seen.total_lengths) != (tokens, total) or seen.sample_index not in (None, index):
+        if self._by_place:
+            seen = self._by_place.get(place)
+            if seen is None:
+                self._context.limit(_TRIMMED)
+                return {"trained_mask": np.zeros(tokens, dtype=np.int8)}
+        else:
+            index = self._indices[place]
+            seen = self._by_index.get(index) if isinstance(index, int) else None
+            if seen is None:
+                return {}
+            if self._sizes[index] > 1:
+                self._context.limit(_AMBIGUOUS)
+                return {}
+        if (seen.response_lengths, seen.total_lengths) != (tokens, total):
             self._context.limit(_MISFIT)
             return {}
         return self._mask(seen, tokens) | self._logprobs(seen, tokens)
