@@ -24,9 +24,10 @@ from tokenaudit.record.response_columns import RecordedGroup, listed, put_group,
 def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_TASK) -> Detach:
     """Record the tasks that a `WorkflowExecutor` finishes, the batches that it gives, and new weights.
 
-    A task is a group. It is put when the staleness manager counts it: as completed by `on_rollout_accepted`; by
-    `on_rollout_rejected` as filtered where `should_accept_fn` or the workflow itself turned it away, else as failed.
-    `dispatcher.active_submit_and_wait` and `dispatcher.wait_results` are takes, `inference_engine.set_version` is a
+    A task is a group. The staleness manager counts it when it ends: `on_rollout_accepted`, or `on_rollout_rejected`,
+    after which it is put as filtered where `should_accept_fn` or the workflow itself turned it away, else as failed.
+    What is accepted is put when `dispatcher.active_submit_and_wait` or `dispatcher.wait_results` gives it, and taken:
+    AReaL takes in the order in which tasks began, and a log in that of its puts. `inference_engine.set_version` is a
     sync. All of them are wrapped, of this one executor; `dispatcher.task_factory` too, so that a task's trajectory is
     seen. Evaluations are left out.
 
@@ -36,7 +37,7 @@ def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_
         task_name: the task of everything.
 
     Returns:
-        A function that takes the wrappers off again.
+        A function that takes the wrappers off again, and puts what was accepted and not given.
 
     Raises:
         TypeError: the executor lacks one of the methods, or a recorder is attached to it already.
@@ -55,6 +56,7 @@ def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_
         attached.callback(
             hooks.attach(executor.inference_engine, {"set_version": Hook(run.synced, is_alone=False)}, "executor")
         )
+        attached.callback(hooks.guarded, run.end)
         return attached.pop_all().close
 
 
@@ -96,8 +98,8 @@ class _Run:
         self._task_name = task_name
         self._ids = GroupIds(recorder)
         self._taken_step = 0
-        self._put: dict[int, RecordedGroup] = {}
-        """Groups that are put and not taken, by task."""
+        self._accepted: dict[int, tuple[int, list[Row]]] = {}
+        """Ids and responses of the groups that are accepted and not given, by task."""
 
     def submitted(self, arguments: Mapping[str, Any]) -> None:
         task: Any = next(iter(arguments.values()))
@@ -113,18 +115,28 @@ class _Run:
         rejected = Status.FILTERED if task.is_rejected else Status.FAILED
         status = Status.COMPLETED if is_accepted else rejected
         rows = [row | {"status": status.value} for row in _rows(task.trajectory, group_id)]
-        # the step whose batch comes next
-        step = max(self._version(), self._taken_step) + 1
-        group = put_group(self._recorder, rows, group_id=group_id, train_step=step, task_name=self._task_name)
         if is_accepted:
-            self._put[task.task_id] = group
+            self._accepted[task.task_id] = group_id, rows
+        else:
+            self._put(group_id, rows, self._next_step())
 
     def gave(self, results: Iterable[Any]) -> None:
         named = [result.task_id for result in results if result is not None]
-        groups = [self._put.pop(task_id) for task_id in named if task_id in self._put]
-        if groups:
+        given = [self._accepted.pop(task_id) for task_id in named if task_id in self._accepted]
+        if given:
             self._taken_step = self._version() + 1
-            take_groups(self._recorder, groups, self._taken_step)
+            take_groups(self._recorder, [self._put(*group, self._taken_step) for group in given], self._taken_step)
+
+    def end(self) -> None:
+        for group in self._accepted.values():
+            self._put(*group, self._next_step())
+
+    def _put(self, group_id: int, rows: list[Row], train_step: int) -> RecordedGroup:
+        return put_group(self._recorder, rows, group_id=group_id, train_step=train_step, task_name=self._task_name)
+
+    def _next_step(self) -> int:
+        """The step whose batch comes next."""
+        return max(self._version(), self._taken_step) + 1
 
     def synced(self, arguments: Mapping[str, Any]) -> Record:
         version = int(arguments["version"])
