@@ -46,11 +46,12 @@ def imported(
     offset: int | None = None,
     interval: int = 1,
     keep: Keep = Keep.LAST,
+    is_strict: bool = False,
 ) -> Imported:
     """Import a folder or file into `log.parquet` beside it."""
     importer = importer_named(name)
     scale = VersionScale(importer.version_offset if offset is None else offset, interval)
-    context = Context(scale, None, renamed or {}, keep)
+    context = Context(scale, None, renamed or {}, keep, is_strict)
     files, _ = files_of(importer, [source])
     path = source.parent / "log.parquet"
     imports = import_log(importer, files, context, path)

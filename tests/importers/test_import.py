@@ -180,7 +180,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: list[str], message:
 def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path: Path, run_cli):
     faulty = [areal(7, index, prompt_len=99) for index in range(30)]
     jsonl(tmp_path / "dump" / "2" / "7.jsonl", areal(7, 50), *faulty, "{", "[" * 100_000)
-    ran = run_cli("import", "--from", "areal", tmp_path / "dump", "-o", "log.parquet")
+    ran = run_cli("import", "--from", "areal", tmp_path / "dump", "-o", "log.parquet", "--strict")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("error: prompt_len 99 exceeds seqlen 14") == 20
     assert "error: 12 more faults" in ran.err

@@ -124,9 +124,10 @@ def test_areal_samples_without_a_version_for_every_token(values: dict, precision
 def test_areal_records_that_make_no_sense_are_faults(values: dict, message: str, tmp_path: Path):
     jsonl(tmp_path / "dump" / "2" / "7.jsonl", areal(7, 0), areal(7, 1, **values))
     with pytest.raises(SourceError, match=message) as raised:
-        imported("areal", tmp_path / "dump")
+        imported("areal", tmp_path / "dump", is_strict=True)
     assert raised.value.problems[0].where == f"{tmp_path / 'dump' / '2' / '7.jsonl'}, line 2"
     assert not (tmp_path / "log.parquet").exists()
+    assert imported("areal", tmp_path / "dump").column("response_len") == [10]
 
 
 def episode(name: str, group: str, start: int, end: int, **values: Any) -> dict[str, Any]:

@@ -83,7 +83,10 @@ def test_of_a_file_that_is_cut_off_what_lies_before_is_read_and_the_cut_is_told(
         assert "file is cut off: it ends after " in problem.what
         assert problem.where == str(path)
     ran = run_cli("import", path, "-o", "log.parquet")
-    assert ran.err.count("file is cut off") == 1
+    assert (ran.code, ran.err.count("file is cut off")) == (0, 2)
+    (limit,) = [line for line in ran.err.splitlines() if "left out: 1 record" in line]
+    assert "file is cut off" in limit
+    assert run_cli("import", path, "-o", "log.parquet", "--force", "--strict").code == 2
 
 
 @pytest.mark.parametrize(

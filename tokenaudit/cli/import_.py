@@ -53,6 +53,9 @@ def import_(
             "--keep", help="Which to keep of what was written more than once: steps of resumed runs, groups of buffers."
         ),
     ] = Keep.LAST,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse what has records that can't be read; else they are left out.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the formats and exit.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be read and what is missing from it; write nothing.")
@@ -80,22 +83,34 @@ def import_(
     files, passed_over = files_of(importer, source)
     if passed_over:
         streams.note(f"note: {plural(passed_over, 'other file')} passed over")
-    context = Context(_scale(importer, version_offset, sync_interval), task, _renamed(importer, map_ or []), keep)
+    scale, renamed = _scale(importer, version_offset, sync_interval), _renamed(importer, map_ or [])
+    context = Context(scale, task, renamed, keep, strict)
     if dry_run:
         look = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
         plan = plan_blocks(importer, files[:_SHOWN_FILES], size, context, look)
         streams.write_blocks(*plan)
+        _show_left_out(context)
         return
     path = _checked_output(output, files, force)
     _show_progress(importer, files, context)
     imports = import_log(importer, files, context, path)
+    _show_left_out(context)
     for limit in imports.limits:
         streams.show_warning(limit)
     if context.left_out:
         streams.note(f"note: columns not read: {left_out_text(importer, context)}")
     summary = Paragraph(f"{path}: {imports_text(imports)}")
     streams.write_blocks(summary, Gap(), answers_table(importer, imports))
+
+
+def _show_left_out(context: Context) -> None:
+    """Warn of the first records that can't be read, and where they stand."""
+    for problem in context.problems.all():
+        what, *details = str(problem).split("\n")
+        streams.show_warning(what)
+        for detail in details:
+            streams.note(detail)
 
 
 def _scale(importer: Importer, offset: int | None, interval: int | None) -> VersionScale:

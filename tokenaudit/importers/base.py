@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenaudit.contracts.errors import Problem
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
+from tokenaudit.importers.left_out import Problems
 from tokenaudit.importers.repeats import Keep, Repeats, Writing
 from tokenaudit.importers.shapes import Shape
 from tokenaudit.log.writer import Row
-from tokenaudit.record.json_lines import SHOWN_PROBLEMS
 from tokenaudit.record.limits import LACK_OF, Lack
 
 if TYPE_CHECKING:
@@ -66,25 +66,6 @@ class FieldFault(ValueError):
     def problem(self, where: str) -> Problem:
         """The same for a person, with the place of the record."""
         return Problem(self.what, where, self.hint)
-
-
-class Problems:
-    """The first faults of a source, and how many there are."""
-
-    def __init__(self) -> None:
-        self.shown: list[Problem] = []
-        self.count = 0
-
-    def add(self, problem: Problem) -> None:
-        """Note one more."""
-        self.count += 1
-        if len(self.shown) < SHOWN_PROBLEMS:
-            self.shown.append(problem)
-
-    def all(self) -> list[Problem]:
-        """The first ones, then the count if there are more."""
-        more = self.count - len(self.shown)
-        return [*self.shown, Problem(f"{more} more faults", None, "mend the source")] if more else self.shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +140,9 @@ class Context:
         task_name: the task of everything, where a person named it.
         renamed: their names by ours, for sources without names of their own.
         keep: which writing is kept of what the source holds more than once.
-        problems: faults.
+        is_strict: refuse the import for any record that can't be read, instead of leaving the record out.
+        problems: records that can't be read.
+        damaged: files that can't be read, which refuse the import in any case.
         limits: what turned out to be left out, as keys in order.
         names: the columns of the source, in order, as far as they were seen.
         used: the columns that were looked at.
@@ -172,7 +155,9 @@ class Context:
     task_name: str | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     keep: Keep = Keep.LAST
+    is_strict: bool = False
     problems: Problems = field(default_factory=Problems)
+    damaged: Problems = field(default_factory=Problems)
     limits: dict[str, None] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -214,6 +199,17 @@ class Context:
         except FieldFault as fault:
             self.problems.add(fault.problem(where))
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A file that can't be read is noted, and what is left of the block is passed over.
+
+        It refuses the import, but only behind the last file, so that all such files are told at once.
+        """
+        try:
+            yield
+        except SourceError as error:
+            self.damaged.add(*error.problems)
+
     def limit(self, what: str) -> None:
         """Note what turned out to be left out."""
         self.limits[what] = None
@@ -228,8 +224,14 @@ Reader = Callable[[Sequence[Path], Context], Iterator[Imported]]
 
 
 def each_file(read: Callable[[Path, Context], Iterator[Imported]]) -> Reader:
-    """Reads files one after the other."""
-    return lambda files, context: (event for path in files for event in read(path, context))
+    """Reads files one after the other; one that can't be read is noted."""
+
+    def read_all(files: Sequence[Path], context: Context) -> Iterator[Imported]:
+        for path in files:
+            with context.reading():
+                yield from read(path, context)
+
+    return read_all
 
 
 USUAL_READS = ("group_id", "rollout_id", "status", "response_len", "prompt_len")

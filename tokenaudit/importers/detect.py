@@ -22,8 +22,9 @@ from tokenaudit.importers import (
     verl,
     xtuner,
 )
-from tokenaudit.importers.base import Importer, Problems
+from tokenaudit.importers.base import Importer
 from tokenaudit.importers.files import first_keys, source_files
+from tokenaudit.importers.left_out import Problems
 from tokenaudit.importers.packed import first_unreadable, plain_name
 
 _IMPORTERS = (

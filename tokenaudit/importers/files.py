@@ -110,12 +110,8 @@ def step_in_name(path: Path, pattern: str, low: int = 0) -> int:
 
 
 def json_records(path: Path, context: Context) -> Iterator[SourceRecord]:
-    """The objects of a file of JSON lines; what can't be read is noted and passed over.
-
-    Raises:
-        SourceError: the file can't be read.
-    """
-    with opened_lines(path, context) as stream:
+    """The objects of a file of JSON lines; what can't be read is noted and passed over, be it the file."""
+    with context.reading(), opened_lines(path, context) as stream:
         for line in json_lines(stream, str(path)):
             if line.problem is not None:
                 context.problems.add(line.problem)
@@ -126,10 +122,9 @@ def json_records(path: Path, context: Context) -> Iterator[SourceRecord]:
 def json_documents(path: Path, context: Context) -> Iterator[SourceRecord]:
     """The objects of a file that holds JSON objects one after the other, each over one line or indented over many.
 
-    Raises:
-        SourceError: the file can't be read.
+    What can't be read is noted and passed over, be it the file.
     """
-    with opened_lines(path, context) as stream:
+    with context.reading(), opened_lines(path, context) as stream:
         kept: list[bytes] = []
         size = first = number = 0
         while line := stream.readline(lines.MAX_LINE_BYTES + 1):
@@ -167,9 +162,13 @@ def _document(text: bytes, where: str, context: Context) -> Iterator[SourceRecor
 def parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context) -> Iterator[SourceRecord]:
     """The rows of a Parquet file; columns that aren't `chosen` by the schema are never read.
 
-    Raises:
-        SourceError: the file can't be read, or holds lists that are too long.
+    A file that can't be read, or holds lists that are too long, is noted.
     """
+    with context.reading():
+        yield from _parquet_records(path, chosen, context)
+
+
+def _parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], context: Context) -> Iterator[SourceRecord]:
     try:
         schema = pq.read_schema(path)
         names = chosen(schema)

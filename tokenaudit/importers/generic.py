@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,12 +170,18 @@ def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
 
 def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
     csv.field_size_limit(lines.MAX_LINE_BYTES)
+    with context.reading(), _as_csv(path), opened_lines(path, context) as stream:
+        reader = csv.DictReader(_bounded(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
+        for data in reader:
+            named = {name: value for name, value in data.items() if name}
+            yield SourceRecord(context.fields(named), f"{path}, line {reader.line_num}")
+
+
+@contextmanager
+def _as_csv(path: Path) -> Iterator[None]:
+    """What isn't CSV inside is a fault of the file."""
     try:
-        with opened_lines(path, context) as stream:
-            reader = csv.DictReader(_bounded(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
-            for data in reader:
-                named = {name: value for name, value in data.items() if name}
-                yield SourceRecord(context.fields(named), f"{path}, line {reader.line_num}")
+        yield
     except (csv.Error, UnicodeDecodeError) as error:
         raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
 

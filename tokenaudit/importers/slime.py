@@ -59,7 +59,8 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
     trains = TrainFiles(seen, context)
     for path in files:
         if not are_seen[path] and not _is_eval(path):
-            yield from _read_batch(path, trains, context)
+            with context.reading():
+                yield from _read_batch(path, trains, context)
     trains.end()
 
 

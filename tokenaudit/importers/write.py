@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -18,8 +19,10 @@ import pyarrow.parquet as pq
 from tokenaudit.contracts.errors import Problem, RecordError, SourceError
 from tokenaudit.contracts.files import replacing
 from tokenaudit.contracts.schema import META_LIMITS, EventKind
+from tokenaudit.importers import left_out
 from tokenaudit.importers.answers import Imports
 from tokenaudit.importers.base import Context, Imported, ImportedEvent, ImportedPut, Importer
+from tokenaudit.importers.noticed import SmallerGroups, VersionResets
 from tokenaudit.importers.repeats import Keep, Writing
 from tokenaudit.log.writer import Row, log_metadata, log_schema, log_table, sync_folder
 from tokenaudit.record.event_rows import RESPONSE_COLUMNS, event_row, put_rows
@@ -29,7 +32,6 @@ FLUSH_ELEMENTS = 4_000_000
 """Elements of token columns, plus 64 per row, that are held before they are written."""
 LOOKED_AT_EVENTS = 100
 """Events that a first look reads."""
-_SHOWN_RESETS = 5
 
 
 def import_log(importer: Importer, files: Sequence[Path], context: Context, output: Path) -> Imports:
@@ -55,7 +57,7 @@ def import_log(importer: Importer, files: Sequence[Path], context: Context, outp
 
 
 def _write(importer: Importer, files: Sequence[Path], context: Context, stream: BinaryIO) -> Imports:
-    imports, resets = Imports(), VersionResets()
+    imports, resets, smaller = Imports(), VersionResets(), SmallerGroups()
     schema = log_schema(token_columns=True)
     metadata = log_metadata(None, f"tokenaudit import --from {importer.name}")
     unwritten: list[Row] = []
@@ -64,27 +66,29 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
         for event_id, rows in enumerate(checked_events(importer, files, context), start=1):
             imports.count(rows)
             resets.see(rows)
+            smaller.see(rows, context.problems.records)
             unwritten += [row | {"event_id": event_id} for row in rows]
             cost += cost_of(rows)
             if cost >= FLUSH_ELEMENTS:
                 _flush(writer, unwritten)
                 unwritten, cost = [], 0
         _flush(writer, unwritten)
-        if context.problems.count:
-            raise SourceError(context.problems.all())
-        _check_responses(imports.responses > 0, importer, files)
-        _note_repeats(context)
-        imports.limits = (*dict.fromkeys([*importer.lacks, *context.limits]), *resets.found())
+        _check(imports.responses > 0, importer, files, context)
+        noticed = [*resets.found(), *smaller.found(context.problems.records)]
+        imports.limits = (*_limits(importer, context), *noticed)
         if imports.limits:
             writer.add_key_value_metadata({META_LIMITS: log_metadata(None, "", imports.limits)[META_LIMITS]})
     return imports
 
 
-def _note_repeats(context: Context) -> None:
-    """Note what is written more than once, and what becomes of it."""
-    repeated = context.repeats.left_out(context.keep)
+def _limits(importer: Importer, context: Context) -> Iterator[str]:
+    """What is left out: what always is, what turned out to be, what can't be read and what is there more than once."""
+    yield from dict.fromkeys([*importer.lacks, *context.limits])
+    unread, repeated = context.problems.limit(), context.repeats.left_out(context.keep)
+    if unread is not None:
+        yield unread
     if repeated is not None:
-        context.limit(repeated.message(context.keep))
+        yield repeated.message(context.keep)
 
 
 def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:
@@ -107,21 +111,18 @@ def first_look(importer: Importer, files: Sequence[Path], context: Context) -> L
         SourceError: like `import_log`, as far as the first events go.
     """
     events = list(islice(checked_events(importer, files, context), LOOKED_AT_EVENTS))
-    if context.problems.count:
-        raise SourceError(context.problems.all())
-    _note_repeats(context)
     first_put = next((rows for rows in events if rows[0]["event"] == EventKind.PUT), None)
-    if len(events) < LOOKED_AT_EVENTS:
-        _check_responses(first_put is not None, importer, files)
+    _check(first_put is not None or len(events) == LOOKED_AT_EVENTS, importer, files, context)
     imports = Imports()
     for rows in events:
         imports.count(rows)
-    imports.limits = tuple(dict.fromkeys([*importer.lacks, *context.limits]))
+    imports.limits = tuple(_limits(importer, context))
     return Look(first_put, imports)
 
 
-def _check_responses(has_some: bool, importer: Importer, files: Sequence[Path]) -> None:
-    """Raises a `SourceError` for files without any response."""
+def _check(has_some: bool, importer: Importer, files: Sequence[Path], context: Context) -> None:
+    """Raises a `SourceError` for what can't be read, as `left_out.check` says, and for files without any response."""
+    left_out.check(context.damaged, context.problems, is_strict=context.is_strict, has_responses=has_some)
     if not has_some:
         raise SourceError(Problem("the files hold no response", str(files[0]), f"a dump of {importer.title} has some"))
 
@@ -134,12 +135,29 @@ def checked_events(importer: Importer, files: Sequence[Path], context: Context) 
     for imported in importer.read(files, context):
         if imported.writing is not None and _writing(imported, imported.writing, context) in context.left_out_writings:
             continue
-        try:
-            yield _rows(imported)
-        except RecordError as error:
-            for problem in error.problems:
-                where = f"{imported.where}, {problem.where}" if problem.where else imported.where
-                context.problems.add(Problem(problem.what, where, problem.hint))
+        rows = _checked(imported, context)
+        if rows:
+            yield rows
+
+
+def _checked(imported: Imported, context: Context) -> list[Row]:
+    """The rows of an event, without the responses that can't be recorded; none if nothing of it can be."""
+    try:
+        return _rows(imported)
+    except RecordError as error:
+        if isinstance(imported, ImportedEvent) or len(imported.rows) == 1:
+            context.problems.add(*(_placed(problem, imported.where) for problem in error.problems))
+            return []
+    # the others of the group are as they should be
+    single = (
+        replace(imported, rows=[row], where=f"{imported.where}, response {index} of the group")
+        for index, row in enumerate(imported.rows)
+    )
+    return [row for one in single for row in _checked(one, context)]
+
+
+def _placed(problem: Problem, where: str) -> Problem:
+    return Problem(problem.what, where, problem.hint)
 
 
 def _writing(imported: Imported, writing: Writing, context: Context) -> int:
@@ -162,57 +180,3 @@ def _rows(imported: Imported) -> list[Row]:
         task_name=imported.task_name,
         time_us=imported.rows[0].get("time_us"),
     )
-
-
-class _StepVersions(NamedTuple):
-    """The oldest and the newest version of what one train step put in."""
-
-    train_step: int
-    low: int
-    high: int
-
-
-class VersionResets:
-    """Notices when versions begin anew while train steps go on, as after a resume that reset the source's counter."""
-
-    def __init__(self) -> None:
-        self._current: _StepVersions | None = None
-        self._floor: _StepVersions | None = None
-        """The earlier step whose oldest version is the newest."""
-        self._resets: list[str] = []
-
-    def see(self, rows: Sequence[Row]) -> None:
-        """Look at the rows of the next event."""
-        if rows[0]["event"] != EventKind.PUT:
-            return
-        step = rows[0]["train_step"]
-        if self._current is not None and self._current.train_step != step:
-            self._close()
-        for row in rows:
-            versions = row.get("response_model_steps")
-            found = [int(versions.min()), int(versions.max())] if versions is not None and len(versions) else []
-            found += [row[name] for name in ("model_step", "model_step_end") if row.get(name) is not None]
-            if self._current is not None:
-                found += self._current[1:]
-            if found:
-                self._current = _StepVersions(step, min(found), max(found))
-
-    def _close(self) -> None:
-        """A step ends: its versions must not all lie below those of an earlier step."""
-        step, self._current, floor = self._current, None, self._floor
-        if step is None:
-            return
-        if floor is not None and step.high < floor.low and step.train_step > floor.train_step:
-            self._resets.append(
-                f"versions begin anew: train step {step.train_step} has none above {step.high}, although train step "
-                f"{floor.train_step} had none below {floor.low}; a resumed run has reset its counter, so staleness "
-                "behind it is wrong: import what each run wrote by itself, with its --version-offset"
-            )
-            floor = None
-        if floor is None or step.low > floor.low:
-            self._floor = step
-
-    def found(self) -> list[str]:
-        """What was noticed, the first few."""
-        self._close()
-        return self._resets[:_SHOWN_RESETS]

@@ -165,9 +165,10 @@ def _read_trajectories(files: Sequence[Path], context: Context) -> Iterator[Impo
         return batch.TrainedResponse(step, batch.GroupKey(context.task(data.get("task_name")), group_id), row)
 
     for path in files:
-        step = step_in_name(path, r"_(\d+)(?:_trajectory)?\.jsonl$", low=1)
-        yield from batch.trained_batches(json_documents(path, context), partial(response, step), str(path), context)
-        prompts.end(context)
+        with context.reading():
+            step = step_in_name(path, r"_(\d+)(?:_trajectory)?\.jsonl$", low=1)
+            yield from batch.trained_batches(json_documents(path, context), partial(response, step), str(path), context)
+            prompts.end(context)
 
 
 _GIVES = (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS)
