@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,17 @@ def _xtuner_buffer(folder: Path) -> Path:
     return _saved(folder / "dump" / "replay_buffer.pth", saved)
 
 
+def _prime_traces(folder: Path) -> Path:
+    """What v0.8.0 wrote of one step, and the same as of a later one, whose policy may have been newer."""
+    source = real("prime_v0.8.0", folder)
+    text = (source / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl").read_text()
+    for step, kind in ((1, "effective"), (3, "all"), (3, "effective")):
+        path = source / "rollouts" / f"step_{step}" / "train" / kind / "traces.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if step == 1 else re.sub(r'"((?:group_|episode_)?id)":"', r'"\1":"later ', text))
+    return source
+
+
 def _nemo_classic(folder: Path) -> Path:
     batch = {
         "token_loss_mask": torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 1, 0, 1, 1]]),
@@ -86,7 +98,12 @@ CASES: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("XTuner", "train_rollout_<step>.jsonl"): archived("xtuner_train_rollout"),
     ("XTuner", "rollout_idx_<step>_trajectory.jsonl"): archived("xtuner_v1.0.1"),
     ("AReaL", "rollout/<version>/<task_id>.jsonl"): archived("areal_two_ranks"),
-    ("prime-rl", "rollouts/step_<N>/train/{all,effective}/traces.jsonl"): lambda folder: texts.prime_dump(folder / "a"),
+    ("prime-rl", "rollouts/step_<N>/train/{all,effective}/traces.jsonl"): archived("prime_resumed"),
+    ("prime-rl", "rollouts/step_<N>/train/{all,effective}/traces.jsonl, a trace a line"): _prime_traces,
+    ("prime-rl", "monitors/file/traces/{stream,annotations/*}/<NNNNN>.jsonl[.zst]"): archived("prime_monitor"),
+    ("prime-rl", "token_exports/step_<N>/rank_<R>.jsonl"): lambda folder: (
+        real("prime_exports", folder) / "token_exports"
+    ),
     ("slime", "rollout_data/<rollout_id>.pt"): archived("slime_failed_member"),
     ("slime", "rollout_data/, train_data/<rollout_id>.pt"): archived("slime_train_data"),
     ("miles", "rollout_data/, train_data/<rollout_id>_<rank>.pt"): archived("miles_train_data_ranks"),

@@ -97,7 +97,7 @@ def test_the_list_names_every_format(run_cli):
 def test_an_import_says_what_it_read_and_what_is_left_out(tmp_path: Path, run_cli):
     ran = run_cli("import", prime_dump(tmp_path / "dump"), "-o", "log.parquet")
     expected = (
-        "log.parquet: 3 puts, 1 take · 4 responses · 24 tokens · train steps 5 to 5 · versions exact (2), span (2)\n"
+        "log.parquet: 3 puts, 1 take · 8 responses · 220 tokens · train steps 5 to 5 · versions span (4), exact (4)\n"
     )
     answers = (ROOT / "tests" / "outputs" / "dry_run" / "prime-rl.txt").read_text().partition("What it answers:\n")[2]
     assert (ran.code, ran.out) == (0, f"{expected}\n{answers}")

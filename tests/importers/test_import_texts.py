@@ -135,7 +135,7 @@ def episode(name: str, group: str, start: int, end: int, **values: Any) -> dict[
         {"parent": None, "sampled": False, "token_ids": [1, 2, 3]},
         {"parent": 0, "sampled": True, "token_ids": [4, 5], "mask": [True, True]},
         {"parent": 1, "sampled": False, "token_ids": [6], "mask": [False]},
-        # a branch that was given up
+        # a branch of its own, which is trained first
         {"parent": 1, "sampled": True, "token_ids": [9] * 50},
         {"parent": 2, "sampled": True, "token_ids": [7, 8, 9]},
     ]
@@ -174,19 +174,20 @@ def prime_dump(folder: Path) -> Path:
 def test_prime_rl_puts_what_arrived_and_takes_what_was_trained(tmp_path: Path):
     assert detected([prime_dump(tmp_path / "dump")]).name == "prime-rl"
     log = imported("prime-rl", tmp_path / "dump")
-    assert [row["event"] for row in log.rows] == ["put", "put", "put", "put", "take"]
-    # two groups, in the order in which they began; the third failed
-    assert [len(set(log.column("group_id")[:2])), len(set(log.column("group_id")))] == [1, 3]
-    assert log.column("status") == ["completed"] * 3 + ["failed"]
-    assert log.column("response_mask")[0] == [1, 1, 0, 1, 1, 1]
-    assert (log.column("prompt_len")[0], log.column("reward")[0], log.column("generate_time_us")[0]) == (
-        3,
-        0.75,
-        500_000,
-    )
-    assert log.column("version_precision") == ["exact", "span", "span", "exact"]
-    assert log.column("model_step") == [3, 3, 2, 4]
-    assert log.column("model_step_end") == [None, 4, 4, None]
+    # each of four episodes has two branches
+    assert [row["event"] for row in log.rows] == ["put"] * 8 + ["take"]
+    # a group is put with its last episode; the third failed
+    groups = log.column("group_id")
+    assert [groups.index(group) for group in groups] == [0, 0, 2, 2, 2, 2, 6, 6]
+    assert log.column("status") == ["completed"] * 6 + ["failed"] * 2
+    assert log.column("response_mask")[:2] == [[1] * 52, [1] * 3]
+    # the second branch has the first one's answer and a question in its prompt
+    assert log.column("prompt_len")[:2] == [3, 6]
+    assert log.column("generate_time_us")[:2] == [None, 500_000]
+    assert log.column("reward") == [0.75] * 8
+    assert log.column("version_precision") == ["span"] * 2 + ["exact"] * 2 + ["span"] * 2 + ["exact"] * 2
+    assert log.column("model_step") == [2, 2, 3, 3, 3, 3, 4, 4]
+    assert log.column("model_step_end") == [4, 4, None, None, 4, 4, None, None]
     assert (log.rows[-1]["train_step"], log.rows[-1]["batch_size"]) == (5, 1)
     assert log.imports.limits == (Lack.SPANS, Lack.CANCELLED)
 
@@ -196,17 +197,17 @@ def test_prime_rl_groups_shipped_in_parts_are_groups_of_their_own(tmp_path: Path
         path = tmp_path / "dump" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
         jsonl(path, episode(f"e{step}", "g1", 4, 4))
     log = imported("prime-rl", tmp_path / "dump")
-    assert log.column("train_step") == [5, 6, 10]
+    assert log.column("train_step") == [5, 5, 6, 6, 10, 10]
     assert len(set(log.column("group_id"))) == 3
-    # 5 of 6 tokens are trained in every step
-    assert total(log.replayed("policy.max_staleness=9"), "trained_tokens", "avoided_tokens") == [15, 0]
+    # of both branches of every step all tokens are trained
+    assert total(log.replayed("policy.max_staleness=9"), "trained_tokens", "avoided_tokens") == [165, 0]
 
 
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"parent": 4, "sampled": True, "token_ids": [1]}, "go round in a circle"),
-        ({"parent": 99, "sampled": True, "token_ids": [1]}, "parent 99 is no node"),
+        ({"parent": 4, "sampled": True, "token_ids": [1]}, "parent 4 of node 4 is no earlier node"),
+        ({"parent": 99, "sampled": True, "token_ids": [1]}, "parent 99 of node 4 is no earlier node"),
         ({"parent": 2, "sampled": True, "token_ids": [1, 2], "mask": [1]}, "1 mask entries for 2 tokens"),
         ({"parent": 2, "sampled": True, "token_ids": ["a"]}, "token_ids is no list of whole numbers"),
     ],

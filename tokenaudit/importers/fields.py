@@ -86,6 +86,18 @@ def int_list(value: object, name: str) -> np.ndarray[Any, Any]:
     return array.astype(np.int64)
 
 
+def real_list(value: object, name: str) -> np.ndarray[Any, Any]:
+    """A flat list of numbers as a float32 array, NaN for null. Raises a `FieldFault` if it is something else."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(value, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FieldFault(f"{name} is no list of numbers") from error
+    if array.ndim != 1:
+        raise FieldFault(f"{name} is no list of numbers")
+    return array
+
+
 def pieces(parts: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
     """A list of (value, count) written out, int32. Raises a `FieldFault` for more than `MAX_TOKENS` in all."""
     if sum(count for _, count in parts) > MAX_TOKENS:

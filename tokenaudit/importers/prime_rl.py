@@ -1,184 +1,243 @@
-"""prime-rl: `rollouts/step_N/train/{all,effective}/traces.jsonl` that its orchestrator writes, one episode a line.
+"""prime-rl: the traces that its orchestrator writes as episodes arrive and are shipped, in each of its layouts.
 
-`all` holds what arrived and `effective` what was trained. Versions are spans; cancelled generation leaves no record.
+- `rollouts/step_<N>/train/{all,effective}/traces.jsonl`: `all` holds what arrived while batch N was collected and
+  `effective` what was trained.
+- `monitors/file/traces/stream.jsonl`, later `stream/<NNNNN>.jsonl[.zst]`: every episode once, in the order of arrival.
+  Annotations beside it name the traces that were shipped, and what the trainer made of their tokens.
+- `token_exports/step_<N>/rank_<R>.jsonl`: the same of every sequence that was trained, without its name.
+
+A group is put when the last of its episodes arrives. Versions are spans; cancelled generation leaves no record. Read in
+PrimeIntellect-ai/prime-rl: `FileMonitor` (src/prime_rl/monitors/file.py) of 559b447, `save_rollouts`
+(orchestrator/utils.py) of v0.8.0 (60bc295), `FileMonitor` (monitors/file/monitor.py) of 048a6e2, `ChunkedJsonl`
+(monitors/file/traces/chunks.py) of 551bfc3, `prepare_batch` (trainer/batch.py) of 559b447.
 """
 
 from __future__ import annotations
 
-import itertools
+import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tokenaudit.contracts.errors import shown
-from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision
-from tokenaudit.importers.batch import Batch, GroupKey
-from tokenaudit.importers.fields import int_list, integer, mapping, number, objects, stable_id, version_columns
-from tokenaudit.importers.files import json_records, number_in
+from tokenaudit.contracts.errors import plural
+from tokenaudit.importers.base import (
+    USUAL_READS,
+    Context,
+    FieldFault,
+    Imported,
+    ImportedPut,
+    Importer,
+    Lack,
+    Precision,
+    Problems,
+)
+from tokenaudit.importers.batch import MAX_GROUP_TOKENS, GroupKey, PromptGroups, TrainedResponse, takes, trained_batches
+from tokenaudit.importers.files import json_records
+from tokenaudit.importers.packed import plain_name
+from tokenaudit.importers.prime_episodes import Episode, Holds, holds, looks_like
+from tokenaudit.importers.prime_exports import TrainedSequences, branch_key, export_row, exported
+from tokenaudit.importers.prime_survey import (
+    BatchOf,
+    Run,
+    exported_step,
+    lines_of,
+    sequence_key,
+    survey_annotations,
+    survey_exports,
+    survey_groups,
+    survey_trained,
+)
+from tokenaudit.importers.prime_traces import duration_of, reward_of, samples
+from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
 
-
-def _is_evaluation(path: Path) -> bool:
-    return "eval" in path.parts[-3:]
+_MOST_HELD = 2 * MAX_GROUP_TOKENS
+"""Tokens of all groups that wait for their last episodes; a crafted file could let all of them wait."""
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    """Episodes as they arrived where `all` is there, else as they were trained; what was trained is a take."""
-    seen: set[GroupKey] = set()
-    train = [path for path in files if not _is_evaluation(path)]
-    for (step, _), paths in itertools.groupby(train, key=_step):
-        kinds = {path.parent.name: path for path in paths}
-        trained = kinds.get("effective")
-        source = kinds.get("all") or trained or next(iter(kinds.values()))
-        batch = _batch(source, step, seen, context)
-        yield from batch.puts()
-        if trained is None:
+    """Episodes as they arrived where that is known, else as they were trained; what was trained is a take."""
+    by_kind: dict[Holds, list[Path]] = {kind: [] for kind in Holds}
+    for path in files:
+        by_kind[holds(plain_name(path))].append(path)
+    arrived, trained, exports = by_kind[Holds.ARRIVED], by_kind[Holds.TRAINED], by_kind[Holds.EXPORTS]
+    streams = by_kind[Holds.STREAM]
+    # a batch may be full before anything arrives for it, so that nothing of its step did
+    sources = arrived or trained
+    if not sources and not streams:
+        yield from _read_exports(exports, context)
+        return
+    with tempfile.TemporaryFile() as spool:
+        named, unnamed = TrainedSequences(spool), TrainedSequences(spool)
+        run = Run(named, unnamed, in_parts=None if arrived or streams else {})
+        # what is read again says what is wrong with it then
+        quiet = replace(context, problems=Problems(), advance=lambda _: None)
+        survey_trained(trained, run, context if arrived else quiet)
+        survey_annotations(by_kind[Holds.ANNOTATIONS], run, context)
+        survey_exports(exports, run, context)
+        survey_groups(sources, streams, run, quiet)
+        if not run.shipped:
             context.limit(Lack.TIMELINE)
-        else:
-            shipped = batch if source == trained else _batch(trained, step, set(), context)
-            yield from shipped.takes(str(trained))
-        context.limit(Lack.DROPPED if source == trained else Lack.CANCELLED)
+        yield from _events(sources, streams, run, context)
+    context.limit(Lack.DROPPED if run.in_parts is not None else Lack.CANCELLED)
+    if unnamed.unmatched:
+        what = plural(unnamed.unmatched, "sequence")
+        context.limit(f"{what} of the token exports left out: no trace that was trained in their step has their tokens")
 
 
-def _step(path: Path) -> tuple[int | None, Path]:
-    return number_in("/".join(path.parts[-5:]), r"step_(\d+)"), path.parent.parent
-
-
-def _batch(path: Path, step: int | None, seen: set[GroupKey], context: Context) -> Batch:
-    """The groups of a file. A group that comes again in a later file is another one: it was shipped in parts."""
-    batch: Batch | None = None
-    here: dict[GroupKey, int] = {}
-    for data, where in json_records(path, context):
-        with context.noting(where):
-            train_step = step if step is not None else integer(_work(data), "step", low=1)
-            env = mapping(data.get("env"), "env")
-            source_group = mapping(data.get("group"), "group").get("id", data.get("id"))
-            key = GroupKey(context.task(env.get("name") or env.get("id")), stable_id(source_group))
-            traces = objects(data.get("traces"), "traces")
-            trainable = [trace for trace in traces if mapping(trace.get("agent"), "agent").get("trainable", True)]
-            rows = [_row(data, trace, context) for trace in trainable]
-            batch = batch or Batch(train_step)
-            if key not in here:
-                here[key] = stable_id(f"{source_group}, again in step {train_step}") if key in seen else key.group_id
-            for row in rows:
-                batch.add(GroupKey(key.task_name, here[key]), row, where)
-    seen.update(here)
-    return batch or Batch(step or 1)
-
-
-def _work(data: dict[str, Any]) -> dict[str, Any]:
-    return mapping(mapping(data.get("run"), "run").get("work"), "run.work")
-
-
-def _row(data: dict[str, Any], trace: dict[str, Any], context: Context) -> Row:
-    mask, prompt_len = _response(trace)
-    calls = objects(trace.get("calls"), "calls")
-    is_ok = bool(data.get("ok")) and not data.get("errors")
-    row: Row = {
-        "rollout_id": stable_id(f"{data.get('id')} {trace.get('id')}"),
-        "status": "completed" if is_ok else "failed",
-        "response_len": len(mask),
-        "prompt_len": prompt_len,
-        "response_mask": mask,
-        "reward": _reward(trace),
-        "agentic": len(calls) > 1 or len(objects(data.get("traces"), "traces")) > 1,
-        "generate_time_us": _duration(calls),
-    }
-    if calls:
-        reason = calls[-1].get("finish_reason")
-        row["finish_reason"] = reason if isinstance(reason, str) else None
-    return row | _versions(data, context)
-
-
-def _response(trace: dict[str, Any]) -> tuple[np.ndarray[Any, Any], int]:
-    """Mask of the tokens from the first sampled node on, along the path to the last node; and the prompt's length."""
-    parts: list[np.ndarray[Any, Any]] = []
-    prompt_len = 0
-    for node in _path(objects(trace.get("nodes"), "nodes")):
-        tokens = len(int_list(node.get("token_ids") or [], "token_ids"))
-        is_sampled = bool(node.get("sampled"))
-        if not parts and not is_sampled:
-            prompt_len += tokens
+def _events(sources: Sequence[Path], streams: Sequence[Path], run: Run, context: Context) -> Iterator[Imported]:
+    """Each group when the last of its episodes is there, and each take behind what arrived for its batch."""
+    waiting: dict[GroupKey, tuple[list[Row], str]] = {}
+    held = 0
+    due = deque(sorted(run.sizes))
+    for episode, batch in lines_of(sources, streams, run, context):
+        group = run.group_of(episode.group, batch)
+        with context.noting(episode.where):
+            rows = [row for trace in episode.traces for row in _rows(episode, trace, run)]
+            tokens = sum(row["response_len"] for row in rows)
+            if held + tokens > _MOST_HELD:
+                raise FieldFault(
+                    "groups too long", f"groups of up to {_MOST_HELD} tokens may wait for their last episodes"
+                )
+            held += tokens
+            waiting.setdefault(group, ([], episode.where))[0].extend(rows)
+        run.lines[group] -= 1
+        if run.lines[group] > 0 or group not in waiting:
             continue
-        mask = node.get("mask")
-        bits = np.full(tokens, is_sampled) if mask is None else int_list(mask, "mask") != 0
-        if len(bits) != tokens:
-            raise FieldFault(f"{len(bits)} mask entries for {tokens} tokens of a node")
-        parts.append(bits.astype(np.int8))
-    return (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int8)), prompt_len
+        rows, where = waiting.pop(group)
+        held -= sum(row["response_len"] for row in rows)
+        while due and due[0] < batch:
+            yield from _takes(due.popleft(), run)
+        if rows:
+            yield ImportedPut(batch.train_step, *group, rows, where, _writing(batch))
+    for batch in due:
+        yield from _takes(batch, run)
 
 
-def _path(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The nodes from the root to the last one, by their parents' positions."""
-    path: list[dict[str, Any]] = []
-    position: object = len(nodes) - 1 if nodes else None
-    while position is not None:
-        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(nodes):
-            raise FieldFault(f"parent {shown(position)} is no node")
-        if len(path) == len(nodes):
-            raise FieldFault("the parents of the nodes go round in a circle")
-        path.append(nodes[position])
-        position = nodes[position].get("parent")
-    return path[::-1]
+def _takes(batch: BatchOf, run: Run) -> Iterator[Imported]:
+    where = f"the batch of train step {batch.train_step}"
+    yield from takes(batch.train_step, run.sizes[batch], where, _writing(batch))
 
 
-def _reward(trace: dict[str, Any]) -> float | None:
-    """Scores times weights, as prime-rl adds them up; None where nothing was scored."""
-    total: float | None = None
-    for name, entry in mapping(trace.get("rewards"), "rewards").items():
-        if isinstance(entry, dict):
-            weight = number(entry.get("weight"), f"weight of {name}")
-            part = (number(entry.get("score"), f"score of {name}") or 0.0) * (1.0 if weight is None else weight)
-        else:
-            part = number(entry, name) or 0.0
-        total = part + (total or 0.0)
-    return total
+def _writing(batch: BatchOf) -> Writing:
+    """A batch is one writing of its step, which a resumed run writes again."""
+    return Writing(batch.train_step, f"run {batch.run}, batch {batch.again}")
 
 
-def _duration(calls: list[dict[str, Any]]) -> int | None:
-    """Time in generation calls, microseconds; None where a call lacks its times."""
-    total = 0.0
-    for call in calls:
-        times = mapping(call.get("time"), "time")
-        start, end = number(times.get("start"), "start"), number(times.get("end"), "end")
-        if start is None or end is None or end < start:
-            return None
-        total += end - start
-    return int(total * 1_000_000) if calls and total < 1e9 else None
+def _rows(episode: Episode, trace: dict[str, Any], run: Run) -> list[Row]:
+    """One row per training sample of a trace."""
+    batch = run.shipped_in(episode, trace)
+    is_trained = episode.is_trained(trace)
+    calls = trace.get("calls")
+    shared: Row = {
+        "rollout_id": episode.rollout_id(trace),
+        "status": "completed" if is_trained else "failed",
+        "reward": reward_of(trace),
+        "agentic": episode.is_joint or (isinstance(calls, list) and len(calls) > 1),
+    }
+    rows: list[Row] = []
+    for sample in samples(trace, run.unnamed.longest or None):
+        reason = sample.calls[-1].get("finish_reason") if sample.calls else None
+        row: Row = shared | {
+            "response_len": len(sample.mask),
+            "prompt_len": sample.prompt_len,
+            "response_mask": sample.mask,
+            "logprobs": sample.logprobs,
+            "generate_time_us": duration_of(sample.calls),
+            "finish_reason": reason if isinstance(reason, str) else None,
+        }
+        found = run.named.newest(branch_key(trace.get("id"), sample.branch))
+        if found is None and is_trained and (batch is not None or not run.shipped):
+            keys = [sequence_key(digest, batch.train_step if batch else None) for digest in sample.digests]
+            found = run.unnamed.take(keys, sample.logprobs)
+        rows.append(row | episode.versions | (found.columns(sample) if found else {}))
+    return rows
 
 
-def _versions(data: dict[str, Any], context: Context) -> Row:
-    """The span of an episode; where both ends are one version, every token is of it."""
-    policy = mapping(_work(data).get("policy"), "run.work.policy")
-    if policy.get("start") is None:
-        return version_columns(None, None, context)
-    start = context.versions.model_step(integer(policy, "start"))
-    if policy.get("end") is None:
-        return version_columns(start, start, context, uniform=Precision.SPAN)
-    return version_columns(start, context.versions.model_step(integer(policy, "end")), context)
+def _read_exports(paths: Sequence[Path], context: Context) -> Iterator[Imported]:
+    """The sequences that were trained, where nothing else is there; a group are those of a step with equal prompts."""
+    groups = PromptGroups(is_reordered=True)
+    context.limit(Lack.PROMPTS)
+    context.limit(Lack.DROPPED)
+    context.limit_of(Precision.NONE)
+    rollouts = count()
 
+    def response_of(data: dict[str, Any]) -> TrainedResponse:
+        step = exported_step(data)
+        sequence = exported(data)
+        env = data.get("env_name")
+        group = GroupKey(context.task(env), groups.group_of((env, sequence.prompt)))
+        return TrainedResponse(step, group, export_row(sequence, next(rollouts)))
+
+    for _, of_step in groupby(paths, key=lambda path: path.parent):
+        ranks = [*of_step]
+        records = chain.from_iterable(json_records(path, context) for path in ranks)
+        yield from trained_batches(records, response_of, str(ranks[-1]), context)
+        groups.end(context)
+
+
+_OF_TRACES = (Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.LOGPROBS)
+_OF_EXPORTS = (
+    Gives.LENGTHS,
+    Gives.MASKS,
+    Gives.TASKS,
+    Gives.LOGPROBS,
+    Gives.TRAINED_MASKS,
+    Gives.TRAIN_LOGPROBS,
+)
 
 IMPORTER = Importer(
     name="prime-rl",
     title="prime-rl episode traces",
-    files="rollouts/step_<N>/train/{all,effective}/traces.jsonl",
-    looks_like=lambda path, keys: (
-        path.name == "traces.jsonl" and keys >= {"id", "env", "traces"} and not _is_evaluation(path)
+    files=(
+        "rollouts/step_<N>/train/{all,effective}/traces.jsonl, monitors/file/traces/stream/<NNNNN>.jsonl[.zst] and "
+        "token_exports/step_<N>/rank_<R>.jsonl"
     ),
+    looks_like=looks_like,
     read=_read,
     suffixes=(".jsonl",),
-    precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=("task_name", *USUAL_READS, "response_mask", "reward", "agentic", "finish_reason", "generate_time_us"),
+    precisions=(Precision.EXACT, Precision.SPAN, Precision.START, Precision.NONE),
+    reads=(
+        "task_name",
+        *USUAL_READS,
+        "response_mask",
+        "reward",
+        "agentic",
+        "finish_reason",
+        "generate_time_us",
+        "logprobs",
+        "train_logprobs",
+        "trained_mask",
+    ),
     lacks=(),
     shapes=(
         Shape(
             "prime-rl",
             "after v0.8.0",
             "rollouts/step_<N>/train/{all,effective}/traces.jsonl",
-            (Gives.EXACT, Gives.SPAN, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+            (Gives.EXACT, Gives.SPAN, *_OF_TRACES, Gives.TAKES),
+        ),
+        Shape(
+            "prime-rl",
+            "v0.8.0",
+            "rollouts/step_<N>/train/{all,effective}/traces.jsonl, a trace a line",
+            (Gives.EXACT, Gives.START, *_OF_TRACES, Gives.TAKES),
+        ),
+        Shape(
+            "prime-rl",
+            "048a6e2",
+            "monitors/file/traces/{stream,annotations/*}/<NNNNN>.jsonl[.zst]",
+            (Gives.EXACT, Gives.SPAN, *_OF_TRACES, Gives.TAKES, Gives.TRAINED_MASKS, Gives.TRAIN_LOGPROBS),
+        ),
+        Shape(
+            "prime-rl",
+            "559b447",
+            "token_exports/step_<N>/rank_<R>.jsonl",
+            (*_OF_EXPORTS, Gives.TAKES),
         ),
     ),
 )
