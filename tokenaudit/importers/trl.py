@@ -1,7 +1,8 @@
 """TRL: `completions/completions_<step>.parquet` that its trainers write with `log_completions`, one response a row.
 
 Holds texts and rewards of what was trained: neither groups nor versions nor masks nor token counts. Read:
-`GRPOTrainer.log` (trl/trainer/grpo_trainer.py) of huggingface/trl f2cd5771.
+`GRPOTrainer.log` (trl/trainer/grpo_trainer.py) of huggingface/trl f2cd5771; of the same, trl/experimental/async_grpo,
+which writes no files of its own (`_score_loop` prints, `log_rollout_traces` gives samples to trackio, and loses some).
 """
 
 from __future__ import annotations
