@@ -25,9 +25,8 @@ from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_name
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
+from tokenaudit.record.verl import PLACE_IN_GROUP, queue_columns
 
-_PLACE_IN_GROUP = re.compile(r"_\d+_\d+$", re.ASCII)
-"""What follows the uid of the prompt in that of a response: its session, and its output of that."""
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|evaluation)(?:$|[^a-z])", re.IGNORECASE)
 
 
@@ -76,7 +75,7 @@ def _group_id(step: int, data: dict[str, Any], prompts: batch.PromptGroups, cont
     """
     uid = data.get("uid")
     if isinstance(uid, str) and uid:
-        return stable_id(_PLACE_IN_GROUP.sub("", uid))
+        return stable_id(PLACE_IN_GROUP.sub("", uid))
     context.limit(Lack.PROMPTS)
     return prompts.group_of((step, data.get("input")))
 
@@ -100,7 +99,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
 
         def group(index: int) -> batch.GroupKey:
             task_name = context.task(dumps.name_of(tag_of(index).get("data_source")))
-            return batch.GroupKey(task_name, stable_id(_PLACE_IN_GROUP.sub("", str(plain(keys[index])))))
+            return batch.GroupKey(task_name, stable_id(PLACE_IN_GROUP.sub("", str(plain(keys[index])))))
 
         def row(index: int) -> Row:
             dump.spend_response()
@@ -112,17 +111,10 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
 def _queue_row(tag: dict[str, Any], key: str, index: int, tables: dict[str, dumps.Table], context: Context) -> Row:
     tokens = length(scalar(tag, "response_len"), "response_len")
     status = str(plain(tag.get("status", "success")))
-    row: Row = {
-        "rollout_id": stable_id(key),
-        "status": "completed" if status in ("success", "finished", "completed") else "failed",
-        "response_len": tokens,
-        "agentic": False,
-    }
+    turns = plain(tag.get("num_turns"))
+    row = queue_columns(status, tokens, turns if isinstance(turns, int) else None) | {"rollout_id": stable_id(key)}
     if plain(tag.get("prompt_len")) is not None:
         row["prompt_len"] = length(scalar(tag, "prompt_len"), "prompt_len")
-    turns = plain(tag.get("num_turns"))
-    if isinstance(turns, int):
-        row["agentic"] = turns > 2
     mask, scores = tables.get("response_mask"), tables.get("rm_scores")
     if mask is not None and index < mask.shape[0] and dumps.width_of(mask, index) >= tokens:
         row["response_mask"] = (dumps.row_of(mask, index, tokens) != 0).astype(np.int8)

@@ -21,6 +21,7 @@ from tokenaudit.record.ids import GroupIds, log_id, rollout_id
 from tokenaudit.record.limits import LACK_OF
 from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, response_of, span_columns, take_groups
+from tokenaudit.record.run_steps import RunSteps
 
 _AGAIN = "groups that a checkpoint of NeMo-RL brought back into its buffer are put once more"
 
@@ -96,31 +97,8 @@ def attach_nemo_rl_controller(buffer: Any, sampler: Any, recorder: Recorder) -> 
     return detach
 
 
-class _Steps:
-    """The steps of a run, as the versions that its calls name tell them."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._pushed = 0
-        self._sampled: int | None = None
-
-    @property
-    def train_step(self) -> int:
-        """The step that groups were last asked for."""
-        return 1 if self._sampled is None else self._sampled + 1
-
-    def saw(self, version: int) -> None:
-        """Weights that nobody named before are those of a push."""
-        if version > self._pushed:
-            self._pushed = version
-            self._recorder.sync(version, version)
-
-    def asked(self, version: int) -> None:
-        """Groups are asked for with the trainer's weights; the first time, the buffer compares with them anew."""
-        if version != self._sampled:
-            self.saw(version)
-            self._sampled = version
-            self._recorder.refresh(version + 1)
+class _Steps(RunSteps):
+    """Puts the groups of a run too."""
 
     def put(self, rows: list[Row], start: int, end: int, mixed: Precision, group_id: int, task: Any) -> RecordedGroup:
         """Record a group whose responses have versions from `start` to `end`."""
@@ -128,10 +106,10 @@ class _Steps:
         versions = span_columns(start, end, mixed=mixed)
         precision = versions["version_precision"]
         if precision in LACK_OF:
-            self._recorder.note_limit(LACK_OF[precision])
+            self.recorder.note_limit(LACK_OF[precision])
         rows = [row | versions for row in rows]
         task_name = task if isinstance(task, str) and task else DEFAULT_TASK
-        return put_group(self._recorder, rows, group_id=group_id, train_step=self.train_step, task_name=task_name)
+        return put_group(self.recorder, rows, group_id=group_id, train_step=self.train_step, task_name=task_name)
 
 
 class _ReplayBuffer:
