@@ -93,8 +93,10 @@ RECORD: dict[str, Any] = {
 def test_samples_that_make_no_sense_are_faults(values: dict[str, Any], message: str, tmp_path: Path):
     path = jsonl(tmp_path / "train_data_step3.jsonl", RECORD, RECORD | values)
     with pytest.raises(SourceError, match=message) as raised:
-        imported("nemo-rl-train", path)
+        imported("nemo-rl-train", path, is_strict=True)
     assert raised.value.problems[0].where == f"{path}, line 2"
+    log = imported("nemo-rl-train", path)
+    assert (log.column("response_len"), takes(log)) == ([2], [(3, 1)])
 
 
 def test_a_sample_without_a_generated_token(tmp_path: Path):
