@@ -17,6 +17,7 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, response_of, spread, take_groups
 
@@ -57,6 +58,7 @@ def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_
             hooks.attach(executor.inference_engine, {"set_version": Hook(run.synced, is_alone=False)}, "executor")
         )
         attached.callback(hooks.guarded, run.end)
+        recorder.note_limit(Lack.WAITING)
         return attached.pop_all().close
 
 
@@ -112,6 +114,8 @@ class _Run:
         if task is None:
             return
         group_id = self._ids.new(task.task_id)
+        if task.trajectory is None:
+            self._recorder.note_limit(Lack.REJECTED)
         rejected = Status.FILTERED if task.is_rejected else Status.FAILED
         status = Status.COMPLETED if is_accepted else rejected
         rows = [row | {"status": status.value} for row in _rows(task.trajectory, group_id)]
@@ -155,8 +159,7 @@ class _Run:
 def _rows(trajectory: Mapping[str, Any] | None, group_id: int) -> list[Row]:
     """The samples of a task; one without tokens where nothing says what was generated."""
     if trajectory is None or "input_ids" not in trajectory:
-        row: Row = {"rollout_id": rollout_id(group_id, 0), "response_len": 0, "version_precision": Precision.NONE}
-        return [row]
+        return [{"rollout_id": rollout_id(group_id, 0), "response_len": 0}]
     rewards = trajectory.get("rewards")
     scores = [None] * len(trajectory["input_ids"]) if rewards is None else listed(rewards)
     return [

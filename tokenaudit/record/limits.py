@@ -37,6 +37,11 @@ class Lack(StrEnum):
         "some prompts have several times as many responses in a step as others: groups with equal prompts can't be "
         "told apart, and count as one"
     )
+    WAITING = (
+        "groups are put when they are trained or dropped: leftovers can't be known, nor in which step a group was ready"
+    )
+    PARTS = "members of a group that were trained or dropped in several steps, or ways, are groups of their own"
+    REJECTED = "groups that failed, or were rejected by what generated them, have no tokens: produced tokens lack them"
     RESUME = "versions are stamped when a call ends, so a call that a weight push overtook looks newer than it is"
 
 

@@ -17,6 +17,7 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, log_id
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import RecordedGroup, put_group, response_of, span_columns, take_groups
 
@@ -52,6 +53,8 @@ def attach_prime_rl(orchestrator: Any, recorder: Recorder) -> Detach:
     with ExitStack() as attached:
         attached.callback(hooks.attach(orchestrator, methods, "orchestrator"))
         attached.callback(hooks.guarded, run.end)
+        for lack in (Lack.WAITING, Lack.PARTS, Lack.CANCELLED):
+            recorder.note_limit(lack)
         return attached.pop_all().close
 
 

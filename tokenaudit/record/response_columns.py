@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenaudit.contracts.schema import Precision
 from tokenaudit.log.writer import Row
+from tokenaudit.record.limits import LACK_OF
 from tokenaudit.record.recorder import Recorder
 
 Array = np.ndarray[Any, Any]
@@ -88,7 +89,9 @@ class RecordedGroup(NamedTuple):
 
 
 def put_group(recorder: Recorder, rows: list[Row], *, group_id: int, train_step: int, task_name: str) -> RecordedGroup:
-    """Record that a group was put. Raises like `Recorder.put`."""
+    """Record that a group was put, and what isn't known of its versions. Raises like `Recorder.put`."""
+    for precision in {row.get("version_precision") for row in rows} & LACK_OF.keys():
+        recorder.note_limit(LACK_OF[precision])
     recorder.put(rows, group_id=group_id, train_step=train_step, task_name=task_name)
     return RecordedGroup(task_name, group_id, tuple(dict.fromkeys(row["rollout_id"] for row in rows)))
 

@@ -14,6 +14,7 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import RecordedGroup, put_group, span_columns, take_groups
 
@@ -46,6 +47,8 @@ def attach_skyrl(trainer: Any, recorder: Recorder) -> Detach:
         drops = {"mark_filtered_uids": Hook(run.dropped, is_alone=False)}
         attached.callback(hooks.attach(trainer.async_train_dataloader, drops, "trainer"))
         attached.callback(hooks.guarded, run.end)
+        if run.is_judging:
+            recorder.note_limit(Lack.WAITING)
         return attached.pop_all().close
 
 
@@ -76,6 +79,11 @@ class _Run:
         """Groups that are put and not taken."""
         self._detach_dispatch: Detach = lambda: None
 
+    @property
+    def is_judging(self) -> bool:
+        """Whether the trainer may drop groups that are finished."""
+        return bool(getattr(self._trainer, "sample_full_batch", False))
+
     def began(self, _: Mapping[str, Any]) -> Record:
         def record(_: Any) -> None:
             # the trainer may only have it now
@@ -104,7 +112,7 @@ class _Run:
             rows = _rows(output, group_id, span_columns(started, self._live))
             finished = _Finished(output, uid, str(tasks[0]), rows, group_id)
             self._unjudged[id(output)] = finished
-            if not getattr(self._trainer, "sample_full_batch", False):
+            if not self.is_judging:
                 self._enter(finished)
 
         return record

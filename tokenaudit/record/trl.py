@@ -16,6 +16,7 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import RecordedGroup, put_group, response_of, span_columns, take_groups
 
@@ -55,6 +56,8 @@ def attach_trl(trainer: Any, recorder: Recorder, *, task_name: str = DEFAULT_TAS
         queue = {"get": Hook(lambda _: run.got, is_alone=False)}
         attached.callback(hooks.attach(trainer.rollout_queue, queue, "trainer"))
         attached.callback(hooks.guarded, run.end)
+        for lack in (Lack.WAITING, Lack.PARTS):
+            recorder.note_limit(lack)
         return attached.pop_all().close
 
 
