@@ -391,7 +391,7 @@ EXPORTED = {
 def test_exports_that_make_no_sense_are_faults(values: dict[str, Any], message: str, tmp_path: Path):
     path = jsonl(tmp_path / "dump" / "token_exports" / "step_1" / "rank_0.jsonl", EXPORTED, EXPORTED | values)
     with pytest.raises(SourceError, match=message) as raised:
-        imported("prime-rl", tmp_path / "dump")
+        imported("prime-rl", tmp_path / "dump", is_strict=True)
     assert raised.value.problems[0].where == f"{path}, line 2"
 
 
@@ -419,4 +419,19 @@ def test_annotations_that_make_no_sense_are_faults(values: dict[str, Any], messa
     jsonl(traces / "stream.jsonl", streamed("a", "a", 1))
     jsonl(traces / "annotations" / "trainer.jsonl", ship("a", 1, 1.0), ship("b", 1, 1.0) | values)
     with pytest.raises(SourceError, match=message):
-        imported("prime-rl", tmp_path / "run")
+        imported("prime-rl", tmp_path / "run", is_strict=True)
+
+
+def test_what_is_read_twice_is_named_once(tmp_path: Path):
+    path = tmp_path / "dump" / "step_1" / "train" / "all" / "traces.jsonl"
+    odd = episode("b", "g", 0, 0)
+    odd["traces"][0]["nodes"][0]["token_ids"] = "abc"
+    jsonl(path, episode("a", "g", 0, 0), odd, "{", episode("c", "g", 0, 0) | {"env": 3})
+    jsonl(tmp_path / "dump" / "step_1" / "train" / "effective" / "traces.jsonl", episode("a", "g", 0, 0))
+    log = imported("prime-rl", tmp_path / "dump")
+    assert (log.imports.responses, takes(log)) == (2, [(1, 1)])
+    with pytest.raises(SourceError) as raised:
+        imported("prime-rl", tmp_path / "dump", is_strict=True)
+    assert sorted(problem.where or "" for problem in raised.value.problems) == [
+        f"{path}, line {line}" for line in (2, 3, 4)
+    ]

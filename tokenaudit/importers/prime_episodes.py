@@ -106,10 +106,17 @@ class Episode(NamedTuple):
         return bool(trace.get("ok", self.is_ok))
 
 
+def records_of(paths: Iterable[Path], context: Context) -> Iterator[SourceRecord]:
+    """The lines of files, one after the other; a file that can't be read is noted."""
+    for path in paths:
+        with context.reading():
+            yield from json_records(path, context)
+
+
 def episodes(path: Path, context: Context) -> Iterator[Episode]:
     """The training episodes of a file."""
     folder_step = step_of(path)
-    for before, record, after in _with_neighbours(json_records(path, context)):
+    for before, record, after in _with_neighbours(records_of([path], context)):
         with context.noting(record.where):
             data = record.data
             if _is_evaluation(data):

@@ -18,7 +18,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,11 @@ from tokenaudit.importers.base import (
     Importer,
     Lack,
     Precision,
-    Problems,
 )
 from tokenaudit.importers.batch import MAX_GROUP_TOKENS, GroupKey, PromptGroups, TrainedResponse, takes, trained_batches
-from tokenaudit.importers.files import json_records
+from tokenaudit.importers.left_out import Problems
 from tokenaudit.importers.packed import plain_name
-from tokenaudit.importers.prime_episodes import Episode, Holds, holds, looks_like
+from tokenaudit.importers.prime_episodes import Episode, Holds, holds, looks_like, records_of
 from tokenaudit.importers.prime_exports import TrainedSequences, branch_key, export_row, exported
 from tokenaudit.importers.prime_survey import (
     BatchOf,
@@ -75,7 +74,7 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         named, unnamed = TrainedSequences(spool), TrainedSequences(spool)
         run = Run(named, unnamed, in_parts=None if arrived or streams else {})
         # what is read again says what is wrong with it then
-        quiet = replace(context, problems=Problems(), advance=lambda _: None)
+        quiet = replace(context, problems=Problems(), damaged=Problems(), advance=lambda _: None)
         survey_trained(trained, run, context if arrived else quiet)
         survey_annotations(by_kind[Holds.ANNOTATIONS], run, context)
         survey_exports(exports, run, context)
@@ -175,8 +174,7 @@ def _read_exports(paths: Sequence[Path], context: Context) -> Iterator[Imported]
 
     for _, of_step in groupby(paths, key=lambda path: path.parent):
         ranks = [*of_step]
-        records = chain.from_iterable(json_records(path, context) for path in ranks)
-        yield from trained_batches(records, response_of, str(ranks[-1]), context)
+        yield from trained_batches(records_of(ranks, context), response_of, str(ranks[-1]), context)
         groups.end(context)
 
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.batch import GroupKey
 from tokenaudit.importers.fields import integer, mapping, stable_id
-from tokenaudit.importers.files import json_records
-from tokenaudit.importers.prime_episodes import Episode, Shipped, batches_of, episodes, shipped
+from tokenaudit.importers.prime_episodes import Episode, Shipped, batches_of, episodes, records_of, shipped
 from tokenaudit.importers.prime_exports import TrainedSequences, annotated, exported
 
 
@@ -102,7 +101,7 @@ def survey_trained(paths: Sequence[Path], run: Run, context: Context) -> None:
 def survey_annotations(paths: Sequence[Path], run: Run, context: Context) -> None:
     """Note which traces were shipped, and what the trainer recorded of their branches."""
     batch, time = BatchOf(0, 0, 0), object()
-    for data, where in chain.from_iterable(json_records(path, context) for path in paths):
+    for data, where in records_of(paths, context):
         with context.noting(where):
             ship = mapping(mapping(data.get("info"), "info").get("ship"), "ship")
             if ship:
@@ -117,13 +116,11 @@ def survey_annotations(paths: Sequence[Path], run: Run, context: Context) -> Non
 
 def survey_exports(paths: Sequence[Path], run: Run, context: Context) -> None:
     """Note what the trainer recorded of sequences; where the steps of traces are known, by step."""
-    for path in paths:
-        for data, where in json_records(path, context):
-            with context.noting(where):
-                sequence = exported(data)
-                run.unnamed.add(
-                    sequence_key(sequence.digest, exported_step(data) if run.shipped else None), sequence.tokens
-                )
+    for data, where in records_of(paths, context):
+        with context.noting(where):
+            sequence = exported(data)
+            step = exported_step(data) if run.shipped else None
+            run.unnamed.add(sequence_key(sequence.digest, step), sequence.tokens)
 
 
 def sequence_key(digest: bytes, train_step: int | None) -> bytes:
