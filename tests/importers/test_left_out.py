@@ -8,6 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+
+from tests.importers.shapes import real
+from tests.importers.test_import_dumps import state
 
 ROW = {"train_step": 1, "group_id": "a", "model_step": 0, "response_len": 2, "prompt": "hi"}
 
@@ -69,3 +73,30 @@ def test_names_are_escaped_and_bounded(run_cli):
     (line,) = noted(run_cli("import", "a.jsonl", "-o", "log.parquet").err)
     assert "\\x1b[31m, c0, c1" in line
     assert line.count(",") < 1000
+
+
+@pytest.mark.parametrize(
+    ("archive", "names"),
+    [
+        ("verl_tq_real",
+         "prompts, responses, rollout_log_probs, loss_mask, input_ids, position_ids, metrics, extra_fields, uid, "
+         "global_steps, raw_prompt, reward_model, multi_modal_inputs, seq_len"),
+        ("nemo_sc_default", "input_ids, generation_logprobs, sample_mask, prompt_ids_for_adv"),
+        ("miles_version_spans",
+         "rollout_id, prompt, multimodal_inputs, multimodal_train_inputs, response, label, rollout_routed_experts, "
+         "rollout_indexer_topk, teacher_log_probs, opd_reverse_kl, generate_function_path, train_metadata, "
+         "adapter, reward_spec, routing_key, trainer_model_id, non_generation_time, spec_info, prefix_cache_info"),
+    ],
+)  # fmt: skip
+def test_fields_of_responses_in_real_dumps_are_named(archive: str, names: str, tmp_path: Path, run_cli):
+    ran = run_cli("import", real(archive, tmp_path), "-o", "log.parquet")
+    assert noted(ran.err) == [f"note: columns not read: {names}"]
+
+
+def test_fields_of_an_xtuner_dump_are_named_whatever_their_keys_are(run_cli):
+    first, second = state(10, 1, [5, 6], session=7), state(11, 1, [6], late=1)
+    first.fields |= {3: 4, None: 5}
+    torch.save([[first, second]], "debug_rollout_9.pt")
+    ran = run_cli("import", "debug_rollout_9.pt", "-o", "log.parquet")
+    assert ran.code == 0
+    assert noted(ran.err) == ["note: columns not read: session, 3, None, late"]

@@ -172,7 +172,7 @@ class Context:
             found.clear()
 
     def fields(self, values: Mapping[str, Any]) -> Fields:
-        """A record of a table, of which it is noted what is looked at."""
+        """A record of the source, of which it is noted what is looked at."""
         self.note_names(values)
         return Fields(values, self.used)
 

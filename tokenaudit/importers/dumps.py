@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from tokenaudit.contracts.errors import SourceError, shown
-from tokenaudit.importers.base import Context, FieldFault
+from tokenaudit.importers.base import Context, FieldFault, Fields
 from tokenaudit.importers.fields import MAX_TOKENS
 from tokenaudit.importers.pickles.arrays import Array, JaggedArray, Latin1Array, LazyArray
 from tokenaudit.importers.pickles.source import LazyText, Source, unreadable
@@ -111,6 +111,11 @@ def fields_of(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FieldFault(f"{what} is {shown(value)}", "it has named fields")
     return value
+
+
+def record_of(value: object, what: str, context: Context) -> Fields:
+    """The fields of a record, of which it is noted what is looked at. Raises like `fields_of`."""
+    return context.fields(fields_of(value, what))
 
 
 def columns_of(value: object, what: str) -> dict[str, Any]:

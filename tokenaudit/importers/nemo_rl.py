@@ -106,6 +106,7 @@ def _put(group: dict[str, Any], train_step: int, where: str, context: Context, d
     batch = columns_of(group["batch"], "the batch")
     if isinstance(batch.get("data"), dict):
         batch = batch["data"]
+    batch = context.fields(batch)
     masks = _masks(batch)
     rewards = _numbers(batch, _REWARDS, len(masks))
     group_id = stable_id(group["group_id"])

@@ -26,6 +26,7 @@ from tokenaudit.importers.dumps import (
     opened,
     plain,
     reals,
+    record_of,
     scalar,
     unpacked,
 )
@@ -75,7 +76,7 @@ def _read_batch(path: Path, trains: TrainFiles, context: Context) -> Iterator[Im
         prompts = PromptGroups()
 
         def group(index: int) -> GroupKey:
-            sample = fields_of(samples[index], "a sample")
+            sample = record_of(samples[index], "a sample", context)
             group_index = plain(sample.get("group_index"))
             if group_index is None:
                 context.limit(Lack.GROUPS)
@@ -85,7 +86,7 @@ def _read_batch(path: Path, trains: TrainFiles, context: Context) -> Iterator[Im
         with trains.of(path, rollout_id, samples) as train:
 
             def row(index: int) -> Row:
-                sample = fields_of(samples[index], "a sample")
+                sample = record_of(samples[index], "a sample", context)
                 values = _row(sample, f"{train_step} {index}", train_step, context, dump)
                 if train is not None and "prompt_len" in values:
                     tokens = values["response_len"]

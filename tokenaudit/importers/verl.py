@@ -89,13 +89,14 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
             if len(tags) != len(keys):
                 raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
             columns = columns_of(fields.get("tensordict"), "tensordict")
-            tables = {name: value for name, value in columns.items() if dumps.is_table(value)}
+            tables = context.fields({name: value for name, value in columns.items() if dumps.is_table(value)})
+            columns = context.fields(columns)
             stacks = {name: dumps.stacked(columns.get(name), len(tags), name) for name in ("data_source", "num_turns")}
 
         def tag_of(index: int) -> dict[str, Any]:
             """The tag of a response, with what else is known of it."""
             known = {name: values[index] for name, values in stacks.items() if index < len(values)}
-            return known | fields_of(tags[index], "a tag")
+            return context.fields(known | fields_of(tags[index], "a tag"))
 
         def group(index: int) -> batch.GroupKey:
             task_name = context.task(dumps.name_of(tag_of(index).get("data_source")))

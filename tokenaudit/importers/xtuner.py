@@ -68,7 +68,7 @@ def _puts(groups: Iterable[tuple[Any, object]], train_step: int, dump: Dump, con
 def _put(
     group: Any, task_name: object, train_step: int, where: str, dump: Dump, context: Context
 ) -> ImportedPut | None:
-    states = [fields_of(state, "a rollout") for state in items_of(group, "a group")]
+    states = [dumps.record_of(state, "a rollout", context) for state in items_of(group, "a group")]
     if not states:
         return None
     dump.spend_response(count=len(states))
