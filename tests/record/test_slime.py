@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.record.stand_ins.slime import Sample, WeightVersionSpan, log_rollout_data
+from tests.record.stand_ins.slime import Sample, WeightVersionSpan, WeightVersionsPerCall, log_rollout_data
 from tokenaudit import Recorder, load_log, replay_log
 from tokenaudit.record.limits import Lack
 from tokenaudit.record.slime import NOT_COMPLETED, SEVERAL_REWARDS, log_function
@@ -119,7 +119,8 @@ def test_versions_of_calls_are_placed_where_the_trace_has_their_lengths(tmp_path
 
 def test_spans_of_newer_miles_give_every_token_its_version(tmp_path: Path):
     spanned = sample(tokens=[0, 1, 2, 3, 4], response_length=3)
-    spanned.weight_versions = [[WeightVersionSpan(2, 3, 1), WeightVersionSpan(3, 5, "2")]]  # type: ignore[list-item]
+    spans = [WeightVersionSpan("1", 2, 3), WeightVersionSpan("2", 3, 5)]
+    spanned.weight_versions = [WeightVersionsPerCall(spans)]  # type: ignore[list-item]
     sync, put, _ = recorded(tmp_path, {0: [spanned]})
     assert (put["response_model_steps"], put["version_precision"]) == ([0, 1, 1], "exact")
     assert (sync["event"], sync["model_step"]) == ("sync", 1)

@@ -37,11 +37,18 @@ class Sample:
 
 @dataclass
 class WeightVersionSpan:
-    """What stands in the lists of `weight_versions` of newer miles (radixark/miles 688cf82b, miles/utils/types.py)."""
+    """Tokens of a version, as newer miles keeps them (radixark/miles 688cf82b, miles/utils/types.py)."""
 
+    version: str
     abs_start: int
     abs_end: int
-    version: int | str
+
+
+@dataclass
+class WeightVersionsPerCall:
+    """An entry of `weight_versions` of newer miles."""
+
+    spans: list[WeightVersionSpan] = field(default_factory=list)
 
 
 def log_rollout_data(
