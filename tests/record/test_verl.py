@@ -140,8 +140,12 @@ def test_a_response_has_its_values_and_validation_leaves_none(tmp_path: Path):
     rollouts = Rollouts(seed=1)
     buffer = buffer_of(rollouts)
     fields = ("response_mask", "rm_scores", "num_turns", "data_source", "responses", "rollout_log_probs")
-    values = {"response_mask": torch.tensor([1, 0, 0]), "rm_scores": torch.tensor([0.25, 0.5, 0.0]), "num_turns": 4}
-    values |= {"data_source": "code", "responses": torch.tensor([7, 8, 0])}
+    values = {
+        "response_mask": torch.tensor([1, 0, 0]),
+        "rm_scores": torch.tensor([0.25, 0.5, 0.0]),
+        "num_turns": verl.NonTensorData(4),
+    }
+    values |= {"data_source": verl.NonTensorData("code"), "responses": torch.tensor([7, 8, 0])}
     rollouts.tq.fields["b_1_0"] = values | {"rollout_log_probs": torch.tensor([-0.5, -1.0, 0.0])}
     for partition in ("train", "val"):
         rollouts.tq.tags[partition]["b"] = {"is_prompt": True, "status": "finished", "global_steps": 2}

@@ -218,7 +218,8 @@ def value_of(columns: Any, name: str, index: int) -> Any:
     if column is None:
         return None
     value = column[index]
-    return value if hasattr(value, "tolist") else getattr(value, "data", value)
+    # what is no tensor stands in a wrapper there
+    return value if isinstance(value, np.ndarray | np.generic) else getattr(value, "data", value)
 
 
 def _uid(key: str) -> str:

@@ -35,6 +35,16 @@ class TransferQueue:
 
 
 @dataclass
+class NonTensorData:
+    """What a TensorDict has in the place of a value that is no tensor."""
+
+    data: Any
+
+    def tolist(self) -> Any:
+        return self.data
+
+
+@dataclass
 class KVBatchMeta:
     partition_id: str
     keys: list[str] = field(default_factory=list)
