@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import pickle
+import random
 import re
+import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,16 +20,21 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.record.stand_ins.areal import Workflow, WorkflowExecutor
+from tests.record.stand_ins.nemo_rl import ReplayBufferImpl, TQReplayBuffer, WindowedSampler
 from tests.record.stand_ins.prime_rl import Orchestrator
 from tests.record.stand_ins.skyrl import FullyAsyncTrainer
+from tests.record.stand_ins.slime import Sample, log_rollout_data
 from tests.record.stand_ins.trl import AsyncGRPOTrainer
-from tokenaudit import replay_log
+from tests.record.stand_ins.verl import MessageQueue, MessageQueueClient
+from tests.record.test_nemo_rl import MAX_AGE, drive_controller, drive_grpo
+from tests.record.test_verl import Rollouts, buffer_of, drive, rollout_sample
+from tokenaudit import Recorder, replay_log
 from tokenaudit.contracts.schema import META_LIMITS
 from tokenaudit.record.limits import Lack
 
 SNIPPETS = dict(
     re.findall(
-        r"^### (\S+)\n+```py\n(.*?)^```",
+        r"^### (\S+)\n(?:(?![#`])[^\n]*\n)*```py\n(.*?)^```",
         (ROOT / "tokenaudit" / "help" / "record.md").read_text(),
         flags=re.DOTALL | re.MULTILINE,
     )
@@ -68,7 +77,7 @@ LACKS = {
 
 
 def test_every_snippet_is_run():
-    assert SNIPPETS.keys() == RUNS.keys()
+    assert SNIPPETS.keys() == RUNS.keys() | OWN_RUNS.keys()
 
 
 @pytest.mark.parametrize("trainer", RUNS)
@@ -84,4 +93,97 @@ def test_the_lines_of_a_trainer_record_its_run(trainer: str, tmp_path: Path, mon
     assert {*json.loads(pq.read_schema(part).metadata[META_LIMITS.encode()])} == LACKS[trainer]
     result = replay_log(tmp_path / "rollouts", isolated=True).result
     assert result.steps
+    assert all(row["taken_groups"] > 0 and row["shortfall_groups"] == 0 for row in result.steps)
+
+
+def slime(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
+    for rollout in range(3):
+        sample = Sample(group_index=rollout, index=rollout, tokens=[1, 2, 3], response_length=2, weight_versions=["1"])
+        args = Namespace(custom_rollout_log_function=names["log_rollout"], update_weights_interval=1)
+        log_rollout_data(rollout, args, [sample], {}, 1.0)
+
+
+def verl_v1(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
+    drive(names["trainer"].replay_buffer, names["rollouts"], steps=3, samples=1)
+    names["detach"]()
+
+
+def verl_queue(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
+    async def run() -> None:
+        actor = MessageQueue(max_queue_size=20)
+        rollouter, trainer = names["MessageQueueClient"](actor), names["MessageQueueClient"](actor)
+        for number in range(12):
+            await rollouter.put_sample(pickle.dumps(rollout_sample(number, random.Random(number), 0)[0]))
+        for _ in range(12):
+            await trainer.get_sample()
+
+    asyncio.run(run())
+
+
+def nemo_rl(_: dict[str, Any], modules: dict[str, ModuleType]) -> None:
+    drive_grpo(modules["nemo_rl.algorithms.async_utils"].ReplayBuffer(50, False), steps=3, seed=1)
+
+
+def nemo_rl_controller(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
+    buffer = TQReplayBuffer(None, "rollouts", pad_value_dict={})
+    sampler = names["RecordedSampler"](buffer, max_staleness_versions=MAX_AGE)
+    asyncio.run(drive_controller(buffer, sampler, steps=3, seed=1))
+    sampler.detach()
+
+
+OWN_RUNS = {
+    "slime": slime,
+    "verl": verl_v1,
+    "verl-queue": verl_queue,
+    "NeMo-RL": nemo_rl,
+    "NeMo-RL-controller": nemo_rl_controller,
+}
+"""Runs of trainers whose lines make their recorders themselves, or import from them."""
+
+
+def trainer_modules() -> dict[str, ModuleType]:
+    """The modules that the lines import, with stand-ins in them."""
+    contents: dict[str, dict[str, Any]] = {
+        "ray": {"remote": lambda kind: kind},
+        "transfer_queue": {"kv_batch_get": None},
+        "verl.experimental.fully_async_policy.message_queue": {"MessageQueueClient": MessageQueueClient},
+        "nemo_rl.algorithms.async_utils": {},
+        "nemo_rl.algorithms.async_utils.replay_buffer": {"ReplayBufferImpl": ReplayBufferImpl},
+        "nemo_rl.algorithms.async_utils.staleness_sampler": {"WindowedSampler": WindowedSampler},
+    }
+    modules: dict[str, ModuleType] = {}
+    for name, values in contents.items():
+        parts = name.split(".")
+        for size in range(1, len(parts) + 1):
+            module = modules.setdefault(".".join(parts[:size]), ModuleType(name))
+            if size > 1:
+                setattr(modules[".".join(parts[: size - 1])], parts[size - 1], module)
+        vars(modules[name]).update(values)
+    return modules
+
+
+@pytest.mark.parametrize("trainer", OWN_RUNS)
+def test_the_lines_of_a_module_record_a_run(trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    modules = trainer_modules()
+    rollouts = Rollouts(seed=3)
+    vars(modules["transfer_queue"])["kv_batch_get"] = rollouts.tq.kv_batch_get
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    recorders: list[Recorder] = []
+
+    def make(*arguments: Any, **keywords: Any) -> Recorder:
+        recorders.append(Recorder(*arguments, **keywords))
+        return recorders[-1]
+
+    monkeypatch.setattr("tokenaudit.Recorder", make)
+    names: dict[str, Any] = {"trainer": SimpleNamespace(replay_buffer=buffer_of(rollouts)), "rollouts": rollouts}
+    exec(SNIPPETS[trainer], names)
+    OWN_RUNS[trainer](names, modules)
+    for recorder in recorders:
+        recorder.close()
+        assert recorder.rejected_events == 0
+    overrides = ["policy.max_staleness=9", "buffer.replay_policy=fifo"]
+    result = replay_log(tmp_path / "rollouts", isolated=True, overrides=overrides).result
+    assert len(result.steps) == 3
     assert all(row["taken_groups"] > 0 and row["shortfall_groups"] == 0 for row in result.steps)
