@@ -143,16 +143,29 @@ def test_an_empty_batch_is_no_take_and_shows_its_traces_once(tmp_path: Path):
     assert [row["train_step"] for row in result.steps] == [*range(1, 7)]
 
 
-def test_what_cannot_be_recorded_never_reaches_the_orchestrator(tmp_path: Path):
+def test_a_trace_that_cannot_be_recorded_is_left_out_alone(tmp_path: Path):
     orchestrator = Orchestrator(3, 3, 1, 8)
-    make = orchestrator._trace
-    orchestrator._trace = lambda: setattr(trace := make(), "rewards", None) or trace  # type: ignore[method-assign]
+    make, odd = orchestrator._trace, []
+
+    def trace() -> Trace:
+        made = make()
+        if int(made.id.split()[1]) % 4 == 0:
+            made.rewards = None  # type: ignore[assignment]
+            odd.append(log_id(made.id))
+        return made
+
+    orchestrator._trace = trace  # type: ignore[method-assign]
     with Recorder(tmp_path) as recorder:
         attach_prime_rl(orchestrator, recorder)
         with pytest.warns(RuntimeWarning, match="not recorded: AttributeError") as told:
             asyncio.run(orchestrator.start())
-    assert (len(told), recorder.rejected_events) == (1, 3)
-    assert orchestrator.progress.step == 4
+    shipped = {event[1]: event[2] for event in orchestrator.journal if event[0] == "shipped"}
+    assert (len(told), len(shipped)) == (1, 3)
+    assert 0 < recorder.rejected_events <= len(odd)
+    takes = rows_of(tmp_path, "take")
+    for step, traces in shipped.items():
+        good = [trace for trace in traces if trace.rewards is not None]
+        assert 0 < len(good) == len({row["rollout_id"] for row in takes if row["train_step"] == step})
 
 
 def test_an_orchestrator_is_left_as_it_was(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -144,6 +145,25 @@ def test_what_cannot_be_recorded_never_reaches_the_trainer(tmp_path: Path):
     assert len(told) == 1
     assert recorder.rejected_events > 20
     assert [*trained(trainer)] == [1, 2, 3]
+
+
+def test_a_sample_that_cannot_be_recorded_is_left_out_alone(tmp_path: Path):
+    trainer = AsyncGRPOTrainer(5, 6)
+    put, count = trainer.rollout_queue.put_nowait, itertools.count()
+
+    def put_odd(sample: RolloutSample) -> None:
+        if next(count) % 5 == 0:
+            sample.old_log_probs = 7  # type: ignore[assignment]
+        put(sample)
+
+    trainer.rollout_queue.put_nowait = put_odd  # type: ignore[method-assign]
+    with pytest.warns(RuntimeWarning, match="not recorded: TypeError"):
+        run(trainer, tmp_path)
+    takes = rows_of(tmp_path, "take")
+    for step, samples in trained(trainer).items():
+        good = [sample for sample in samples if sample["old_log_probs"] != 7]
+        assert 0 < len(good) < len(samples)
+        assert len([row for row in takes if row["train_step"] == step]) == len(good)
 
 
 def test_another_process_than_the_main_one_is_refused(tmp_path: Path):

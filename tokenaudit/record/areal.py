@@ -44,7 +44,7 @@ def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_
         TypeError: the executor lacks one of the methods, or a recorder is attached to it already.
     """
     hooks = Hooks(recorder)
-    run = _Run(executor, recorder, task_name)
+    run = _Run(executor, recorder, hooks, task_name)
     gives = {name: Hook(lambda _: run.gave, is_alone=False) for name in ("active_submit_and_wait", "wait_results")}
     ends = {
         "on_rollout_accepted": Hook(lambda _: lambda _: run.ended(is_accepted=True), is_alone=False),
@@ -94,9 +94,10 @@ _running: ContextVar[_Task | None] = ContextVar("tokenaudit_areal_task", default
 class _Run:
     """The handlers of one executor."""
 
-    def __init__(self, executor: Any, recorder: Recorder, task_name: str) -> None:
+    def __init__(self, executor: Any, recorder: Recorder, hooks: Hooks, task_name: str) -> None:
         self._executor = executor
         self._recorder = recorder
+        self._hooks = hooks
         self._task_name = task_name
         self._ids = GroupIds(recorder)
         self._taken_step = 0
@@ -135,8 +136,8 @@ class _Run:
         for group in self._accepted.values():
             self._put(*group, self._next_step())
 
-    def _put(self, group_id: int, rows: list[Row], train_step: int) -> RecordedGroup:
-        return put_group(self._recorder, rows, group_id=group_id, train_step=train_step, task_name=self._task_name)
+    def _put(self, group_id: int, rows: list[Row], train_step: int) -> RecordedGroup | None:
+        return self._hooks.guarded(put_group, self._recorder, rows, group_id, train_step, self._task_name)
 
     def _next_step(self) -> int:
         """The step whose batch comes next."""

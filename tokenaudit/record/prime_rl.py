@@ -6,7 +6,7 @@ Read: src/prime_rl/orchestrator/{orchestrator,train_sink,metrics,trajectories}.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ def attach_prime_rl(orchestrator: Any, recorder: Recorder) -> Detach:
         TypeError: the orchestrator lacks one of the methods, or a recorder is attached to it already.
     """
     hooks = Hooks(recorder)
-    run = _Run(orchestrator, recorder)
+    run = _Run(orchestrator, recorder, hooks)
     methods = {
         "finalize_train_batch": Hook(run.shipping, is_alone=False),
         "on_new_version": Hook(run.updated, is_alone=False),
@@ -70,9 +70,10 @@ class _Trace(NamedTuple):
 class _Run:
     """The handlers of one orchestrator."""
 
-    def __init__(self, orchestrator: Any, recorder: Recorder) -> None:
+    def __init__(self, orchestrator: Any, recorder: Recorder, hooks: Hooks) -> None:
         self._orchestrator = orchestrator
         self._recorder = recorder
+        self._hooks = hooks
         self._ids = GroupIds(recorder)
         self._seen: set[str] = set()
         """Traces that were looked at since the last batch was shipped: a batch that is empty shows them again."""
@@ -115,7 +116,9 @@ class _Run:
             if trace.id in self._seen or not trace.agent.trainable:
                 continue
             self._seen.add(trace.id)
-            collected = _collected(record.episode, trace)
+            collected = self._hooks.guarded(_collected, record.episode, trace)
+            if collected is None:
+                continue
             if trace.has_error:
                 self._dropped.setdefault(Status.FAILED, []).append(collected)
             elif record.cancelled:
@@ -136,18 +139,19 @@ class _Run:
             self._put(traces, status, step)
         self._dropped.clear()
 
-    def _put(self, traces: Iterable[_Trace], status: Status, step: int) -> list[RecordedGroup]:
+    def _put(self, traces: Iterable[_Trace], status: Status, step: int) -> list[RecordedGroup | None]:
         """Put traces, by group."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for trace in traces:
             groups.setdefault((trace.task_name, trace.group), []).extend(trace.rows)
         return [
-            put_group(
+            self._hooks.guarded(
+                put_group,
                 self._recorder,
                 [row | {"status": status.value} for row in rows],
-                group_id=self._ids.new(name),
-                train_step=step,
-                task_name=task_name,
+                self._ids.new(name),
+                step,
+                task_name,
             )
             for (task_name, name), rows in groups.items()
         ]
@@ -191,19 +195,11 @@ def _samples(trace: Any) -> list[Row]:
 
 def _sample(branch: Any, first: Any, trained: set[int]) -> Row:
     """The response of a branch from its node `first` on, where the nodes `trained` are trained, given by identity."""
-    mask = [is_sampled and id(node) in trained for node in branch.nodes for is_sampled in node.mask]
-    is_response = [is_behind for node, is_behind in _behind(branch.nodes, first) for _ in node.token_ids]
-    reason = branch.calls[-1].finish_reason if branch.calls else None
+    masks = [np.asarray(node.mask, dtype=np.bool_) & (id(node) in trained) for node in branch.nodes]
+    place = next(place for place, node in enumerate(branch.nodes) if node is first)
+    mask, before = np.concatenate(masks), sum(map(len, masks[:place]))
+    row = response_of(branch.token_ids, mask, branch.logprobs, np.arange(len(mask)) >= before)
     spans = [call.time for call in branch.calls]
-    row = response_of(branch.token_ids, mask, branch.logprobs, np.array(is_response, dtype=np.bool_))
     if spans and all(span.end for span in spans):
         row["generate_time_us"] = round(sum(span.duration for span in spans) * 1_000_000)
-    return row | {"finish_reason": reason}
-
-
-def _behind(nodes: Iterable[Any], first: Any) -> Iterator[tuple[Any, bool]]:
-    """Nodes, and whether they stand behind the first one of a response, or are it."""
-    is_behind = False
-    for node in nodes:
-        is_behind = is_behind or node is first
-        yield node, is_behind
+    return row | {"finish_reason": branch.calls[-1].finish_reason if branch.calls else None}

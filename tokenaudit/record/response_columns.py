@@ -64,8 +64,9 @@ def response_of(tokens: Any, mask: Any, logprobs: Any = None, is_generated: Arra
         "response_ids": ids[first:],
         "response_mask": bits[first:].astype(np.int8),
     }
-    if logprobs is not None and len(listed(logprobs)) == len(ids):
-        row["logprobs"] = listed(logprobs)[first:]
+    values = None if logprobs is None else listed(logprobs)
+    if values is not None and len(values) == len(ids):
+        row["logprobs"] = values[first:]
     return row
 
 
@@ -88,7 +89,7 @@ class RecordedGroup(NamedTuple):
     rollout_ids: tuple[int, ...]
 
 
-def put_group(recorder: Recorder, rows: list[Row], *, group_id: int, train_step: int, task_name: str) -> RecordedGroup:
+def put_group(recorder: Recorder, rows: list[Row], group_id: int, train_step: int, task_name: str) -> RecordedGroup:
     """Record that a group was put, and what isn't known of its versions. Raises like `Recorder.put`."""
     for precision in {row.get("version_precision") for row in rows} & LACK_OF.keys():
         recorder.note_limit(LACK_OF[precision])
@@ -96,9 +97,9 @@ def put_group(recorder: Recorder, rows: list[Row], *, group_id: int, train_step:
     return RecordedGroup(task_name, group_id, tuple(dict.fromkeys(row["rollout_id"] for row in rows)))
 
 
-def take_groups(recorder: Recorder, groups: Iterable[RecordedGroup], train_step: int) -> None:
-    """Record that a step trains these groups: a take of each task, which names what it got."""
-    groups = list(groups)
+def take_groups(recorder: Recorder, put: Iterable[RecordedGroup | None], train_step: int) -> None:
+    """Record that a step trains what was put: a take of each task, which names what it got; None wasn't recorded."""
+    groups = [group for group in put if group is not None]
     for task_name, size in Counter(group.task_name for group in groups).items():
         responses = [
             {"group_id": group.group_id, "rollout_id": rollout}

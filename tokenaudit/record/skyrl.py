@@ -143,8 +143,8 @@ class _Run:
             row["status"] = status.value
         step = max(int(self._trainer.global_step), self._taken_step + 1)
         _, _, task_name, rows, group_id = finished
-        group = put_group(self._recorder, rows, group_id=group_id, train_step=step, task_name=task_name)
-        if status is Status.COMPLETED:
+        group = self._hooks.guarded(put_group, self._recorder, rows, group_id, step, task_name)
+        if group is not None and status is Status.COMPLETED:
             self._put[id(finished.output)] = finished, group
 
     def _synced(self, _: Any) -> None:

@@ -123,16 +123,18 @@ class _Run:
 
         Samples are batched in the order in which they came, so those between that aren't in it were dropped.
         """
-        ((*ranks,),) = next(iter(arguments.values()))
-        missing = {id(example["input_ids"]) for examples in ranks for example in examples}
         kept: list[_Got] = []
         dropped: list[_Got] = []
+        # there is one for every call, whatever it holds: they are trained in this order
+        self._made.append((kept, dropped))
+        (ranks,) = next(iter(arguments.values()))
+        missing = {id(example["input_ids"]) for examples in ranks for example in examples}
+        missing &= {id(got.tokens) for got in self._came}
         while missing and self._came:
             got = self._came.popleft()
             is_kept = id(got.tokens) in missing
             missing.discard(id(got.tokens))
             (kept if is_kept else dropped).append(got)
-        self._made.append((kept, dropped))
 
     def trained(self, _: Mapping[str, Any]) -> Record:
         if self._next_step() != self._step:
@@ -182,7 +184,7 @@ class _Run:
                 sample.row["status"] = Status.FILTERED.value
         self._put(samples)
 
-    def _put(self, samples: Iterable[_Got]) -> list[RecordedGroup]:
+    def _put(self, samples: Iterable[_Got]) -> list[RecordedGroup | None]:
         """Put samples, by group; those that were judged in different steps or ways are groups of their own."""
         groups: dict[tuple[int, int, str | None], list[Row]] = {}
         for sample in samples:
@@ -190,8 +192,8 @@ class _Run:
             groups.setdefault(key, []).append(sample.row)
         return [self._put_group(name, train_step, rows) for (name, train_step, _), rows in groups.items()]
 
-    def _put_group(self, name: int, train_step: int, rows: list[Row]) -> RecordedGroup:
+    def _put_group(self, name: int, train_step: int, rows: list[Row]) -> RecordedGroup | None:
         group_id = self._ids.new(name)
         for member, row in enumerate(rows):
             row["rollout_id"] = rollout_id(group_id, member)
-        return put_group(self._recorder, rows, group_id=group_id, train_step=train_step, task_name=self._task_name)
+        return self._hooks.guarded(put_group, self._recorder, rows, group_id, train_step, self._task_name)
