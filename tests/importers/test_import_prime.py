@@ -133,6 +133,17 @@ def test_another_run_in_the_same_files_is_another_batch(tmp_path: Path):
     assert takes(imported("prime-rl", tmp_path / "dump", keep=Keep.FIRST)) == [(1, 2)]
 
 
+@pytest.mark.parametrize(("pause", "runs"), [(30.0, 3), (29.0, 1)])
+def test_batches_of_one_size_between_pauses_are_writings_of_a_step(pause: float, runs: int, tmp_path: Path):
+    lines = [episode(name, name, 0, 0) for name in "abcdef"]
+    for place, line in enumerate(lines):
+        line["traces"][0]["timing"] = {"start": 100.0 + place // 2 * pause}
+    for kind in ("all", "effective"):
+        jsonl(tmp_path / "dump" / "step_1" / "train" / kind / "traces.jsonl", *lines)
+    assert takes(imported("prime-rl", tmp_path / "dump", keep=Keep.BOTH)) == [(1, 6 // runs)] * runs
+    assert takes(imported("prime-rl", tmp_path / "dump")) == [(1, 6 // runs)]
+
+
 def test_a_group_is_put_when_its_last_episode_arrives(tmp_path: Path):
     one, two, three = (episode(name, group, 0, 0) for name, group in (("a", "g"), ("b", "h"), ("c", "g")))
     jsonl(tmp_path / "dump" / "step_1" / "train" / "all" / "traces.jsonl", one, two)
@@ -253,6 +264,14 @@ def test_a_monitored_stream_with_annotations(tmp_path: Path):
         assert mine is None or [a for a in mine if a] == pytest.approx(
             [b for a, b in zip(mine, theirs, strict=True) if a], abs=1e-4
         )
+
+
+def test_exports_count_where_annotations_are_there_too(tmp_path: Path):
+    source, other = real("prime_monitor", tmp_path), real("prime_exports", tmp_path)
+    shutil.move(other / "token_exports", source)
+    log = imported("prime-rl", source)
+    assert sum(tokens or 0 for tokens in trained(log)) == 278
+    assert log.imports.limits == (Lack.SPANS, Lack.CANCELLED)
 
 
 def streamed(name: str, group: str, arrival: int) -> dict[str, Any]:

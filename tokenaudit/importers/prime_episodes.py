@@ -25,6 +25,8 @@ from tokenaudit.log.writer import Row
 
 _RESTART_SECONDS = 30.0
 """How long a restarted run generates nothing, at least: it loads its model anew."""
+_MOST_BATCHES = 8
+"""How often a step may have been written, where only pauses tell."""
 
 
 class Holds(Enum):
@@ -246,8 +248,8 @@ def shipped(episode: Episode) -> Shipped:
 def batches_of(lines: Sequence[Shipped], usual: int | None) -> list[int]:
     """To which batch each line of a step belongs: 0, or more where the run was resumed and wrote the step again.
 
-    That shows in the id of the run, in a multiple of the usual size, or in a pause between two batches of one size: all
-    that began behind it began `_RESTART_SECONDS` after the end of all before it.
+    That shows in the id of the run, in a multiple of the usual size, or in pauses between batches of one size: all
+    behind one began `_RESTART_SECONDS` or more after the end of all before it.
 
     Args:
         lines: what the step shipped, in the order in which it was written.
@@ -261,9 +263,18 @@ def batches_of(lines: Sequence[Shipped], usual: int | None) -> list[int]:
     total = int(before[-1])
     if usual and total > usual and total % usual == 0:
         return [int(count) // usual for count in before[:-1]]
-    half = int(np.searchsorted(before, total / 2))
-    if 0 < half < len(lines) and before[half] * 2 == total:
-        # one line without times makes the pause NaN
-        pause = np.min([line.begin for line in lines[half:]]) - np.max([line.end for line in lines[:half]])
-        return [0] * half + [int(pause >= _RESTART_SECONDS)] * (len(lines) - half)
+    for parts in range(_MOST_BATCHES, 1, -1):
+        ends = np.arange(1, parts) * total // parts
+        starts = np.searchsorted(before, ends)
+        if total % parts == 0 and total and (before[starts] == ends).all() and _pauses(lines, starts.tolist()):
+            return np.searchsorted(starts, np.arange(len(lines)), side="right").tolist()
     return [0] * len(lines)
+
+
+def _pauses(lines: Sequence[Shipped], starts: Sequence[int]) -> bool:
+    """Whether nothing was generated for a while before each of some lines; one line without times says no."""
+    return all(
+        np.min([line.begin for line in lines[start:]]) - np.max([line.end for line in lines[:start]])
+        >= _RESTART_SECONDS
+        for start in starts
+    )

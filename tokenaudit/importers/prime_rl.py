@@ -150,9 +150,10 @@ def _rows(episode: Episode, trace: dict[str, Any], run: Run) -> list[Row]:
             "finish_reason": reason if isinstance(reason, str) else None,
         }
         found = run.named.newest(branch_key(trace.get("id"), sample.branch))
-        if found is None and is_trained and (batch is not None or not run.shipped):
+        if is_trained and (batch is not None or not run.shipped):
+            # exports are exact, and tell weights of 0
             keys = [sequence_key(digest, batch.train_step if batch else None) for digest in sample.digests]
-            found = run.unnamed.take(keys, sample.logprobs)
+            found = run.unnamed.take(keys, sample.logprobs) or found
         rows.append(row | episode.versions | (found.columns(sample) if found else {}))
     return rows
 
