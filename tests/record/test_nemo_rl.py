@@ -268,3 +268,22 @@ def test_a_controller_is_detached_whole_or_not_attached(tmp_path: Path):
         detach()
         asyncio.run(drive_controller(buffer, sampler, steps=2, seed=1))
     assert rows_of(tmp_path) == []
+
+
+def test_a_step_that_found_fewer_groups_is_taken_when_the_next_begins_or_at_the_end(tmp_path: Path):
+    buffer = nemo_rl.TQReplayBuffer(None, "rollouts", pad_value_dict={})
+    sampler = nemo_rl.WindowedSampler(buffer, max_staleness_versions=9)
+
+    async def step(weights: int) -> None:
+        await buffer.commit(buffer.reserve(weight_version=0), record_of(random.Random(weights)), 0, 0)
+        _, size = await sampler.select(current_train_weight=weights, min_prompt_groups=1, max_prompt_groups=3)
+        assert size == 1
+
+    with Recorder(tmp_path) as recorder:
+        detach = attach_nemo_rl_controller(buffer, sampler, recorder)
+        asyncio.run(step(0))
+        asyncio.run(step(1))
+        detach()
+    # each group has two responses
+    takes = [(row["train_step"], row["batch_size"]) for row in rows_of(tmp_path) if row["event"] == "take"]
+    assert takes == [(1, 1), (1, 1), (2, 1), (2, 1)]

@@ -182,18 +182,30 @@ def test_fields_that_cannot_be_fetched_are_counted_and_the_batch_is_recorded(tmp
 
 def test_a_buffer_without_eviction_says_what_is_missing(tmp_path: Path):
     class Custom:
-        def __init__(self) -> None:
-            self.trainer_config: dict[str, Any] = {}
-
         def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[verl.KVBatchMeta, dict]:
             return verl.KVBatchMeta(partition_id, ["a_0_0"], [tag()]), {}
 
     buffer = Custom()
     with Recorder(tmp_path) as recorder:
         attach_verl(buffer, recorder)
+        with pytest.raises(TypeError, match="attached to this buffer already"):
+            attach_verl(buffer, recorder)
         buffer.sample(2, "train", 1)
     assert [row["event"] for row in rows_of(tmp_path)] == ["sync", "refresh", "put", "take"]
     assert "evicted are missing" in load_log(tmp_path, isolated=True).log.limits[0]
+
+
+def test_a_step_that_sampled_less_often_is_taken_at_the_end(tmp_path: Path):
+    rollouts = Rollouts(seed=1)
+    buffer = buffer_of(rollouts, parameter_sync_step=2)
+    rollouts.tq.tags["train"]["b"] = {"is_prompt": True, "status": "finished", "global_steps": 2}
+    rollouts.tq.tags["train"]["b_0_0"] = tag()
+    buffer.filter_groups_metric = None
+    with Recorder(tmp_path) as recorder:
+        detach = attach_verl(buffer, recorder)
+        buffer.sample(2, "train", 1)
+        detach()
+    assert [row["event"] for row in rows_of(tmp_path)] == ["sync", "refresh", "put", "take"]
 
 
 WIDTH = 4

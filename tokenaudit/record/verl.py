@@ -98,7 +98,9 @@ class _ReplayBuffer:
             meta, _ = sampled
             self._sampled += self._put(dict(zip(meta.keys, meta.tags, strict=True)), lambda uid: Status.COMPLETED)
             self._samples += 1
-            if self._samples >= int(self._buffer.trainer_config.get("parameter_sync_step", 1)):
+            # a sampler of somebody else may have none
+            config = getattr(self._buffer, "trainer_config", None) or {}
+            if self._samples >= int(config.get("parameter_sync_step", 1)):
                 self.end_step()
 
         return record
