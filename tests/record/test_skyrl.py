@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.record.stand_ins.skyrl import BatchMetadata, FullyAsyncTrainer, TrajectoryID
+from tests.record.stand_ins.skyrl import BatchMetadata, FullyAsyncTrainer, GeneratedOutputGroup, TrajectoryID
 from tokenaudit import Recorder, audit_log, replay_log
 from tokenaudit.record.skyrl import attach_skyrl
 
@@ -47,6 +47,8 @@ def test_replay_counts_what_the_trainer_did(sample_full_batch: bool, seed: int, 
         assert row["trained_tokens"] == sum(sum(map(sum, group.generator_output["loss_masks"])) for group in groups)
         assert row["shortfall_groups"] == 0
         assert row["model_step"] == row["train_step"] - 1
+    # the weights that a run begins with are no push
+    assert [row["model_step"] for row in rows_of(tmp_path) if row["event"] == "sync"] == [*trained]
     finished = [event[1] for event in trainer.journal if event[0] == "finished"]
     dropped = [group for event in trainer.journal if event[0] == "dropped" for group in event[1]]
     assert len(finished) == 3 * prompts
@@ -59,6 +61,20 @@ def test_replay_counts_what_the_trainer_did(sample_full_batch: bool, seed: int, 
     assert (totals["avoided_tokens"], totals["expired_groups"], totals["failed_samples"]) == (0, 0, 0)
     findings = audit_log(tmp_path, isolated=True).findings
     assert [finding.code for finding in findings if finding.severity == "error"] == []
+
+
+def test_a_resumed_run_that_generates_the_same_prompts_makes_other_groups(tmp_path: Path):
+    first = FullyAsyncTrainer(12, 1, 4, sample_full_batch=False, seed=1)
+    run(first, tmp_path)
+    second = FullyAsyncTrainer(12, 1, 4, sample_full_batch=False, seed=2)
+    second.global_step = first.global_step - 1
+    run(second, tmp_path, append=True)
+    result = replay_log(tmp_path, isolated=True).result
+    finished = [event[1] for trainer in (first, second) for event in trainer.journal if event[0] == "finished"]
+    assert (result.totals["put_groups"], result.totals["avoided_tokens"]) == (24, 0)
+    assert result.totals["taken_tokens"] == result.totals["produced_tokens"] == sum(map(tokens_of, finished))
+    assert [row["train_step"] for row in result.steps] == [*range(1, 7)]
+    assert [row["model_step"] for row in result.steps] == [*range(6)]
 
 
 def test_a_group_that_waits_is_left_over(tmp_path: Path):
@@ -143,6 +159,18 @@ def test_a_group_that_an_update_overtook_has_a_span(tmp_path: Path):
     sync, put = rows_of(tmp_path)
     assert (sync["event"], sync["model_step"], put["version_precision"]) == ("sync", 1, "span")
     assert (put["model_step"], put["model_step_end"]) == (0, 1)
+
+
+def test_a_group_that_is_finished_behind_a_take_is_put_for_the_next_step(tmp_path: Path):
+    trainer = FullyAsyncTrainer(4, 1, 4, sample_full_batch=False, seed=3)
+    request = {"trajectory_ids": [TrajectoryID("7", 0)], "batch_metadata": BatchMetadata(1, "train")}
+    with Recorder(tmp_path) as recorder:
+        attach_skyrl(trainer, recorder)
+        trainer.global_step = 1
+        output = asyncio.run(trainer.generator.generate(request))
+        trainer.convert_generation_group_mini_batch_to_training_input([GeneratedOutputGroup(output, "7", 1)])
+        asyncio.run(trainer.generator.generate(request))
+    assert [(row["event"], row["train_step"]) for row in rows_of(tmp_path)] == [("put", 1), ("take", 1), ("put", 2)]
 
 
 def test_what_cannot_be_recorded_never_reaches_the_trainer(tmp_path: Path):
