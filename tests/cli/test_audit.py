@@ -15,7 +15,7 @@ import pytest
 from tests.builders import put, refresh, take, write_log
 from tests.conftest import SAMPLE
 from tests.render.report_checks import assert_ant_would_write_it, assert_validators_note_nothing
-from tokenaudit.audit.findings import MOST_KEPT
+from tokenaudit.audit.findings import MOST_MEMBERS, MOST_SINGLE
 from tokenaudit.audit.rule import Fact
 from tokenaudit.render.github import MOST_ANNOTATIONS
 
@@ -168,8 +168,8 @@ def test_rules_that_had_nothing_to_look_at_are_no_verdict(run_cli, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "tokenaudit.audit", "schema_version": 9}',
-                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [3]}',
-                                     '{"kind": "tokenaudit.audit", "schema_version": 1, "findings": [], '
+                                     '{"kind": "tokenaudit.audit", "schema_version": 2, "findings": [3]}',
+                                     '{"kind": "tokenaudit.audit", "schema_version": 2, "findings": [], '
                                      '"rules": [{"name": "x", "counts": {"error": Infinity}}]}'])  # fmt: skip
 def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Path):
     (tmp_path / "base.json").write_text(content)
@@ -179,22 +179,45 @@ def test_a_baseline_that_is_none_is_refused(content: str, run_cli, tmp_path: Pat
 
 
 def test_findings_beyond_those_listed_are_counted(run_cli, tmp_path: Path):
-    ran = run_cli("audit", broken(tmp_path, 70), "--max-findings", "5")
+    ran = run_cli("audit", broken(tmp_path, MOST_SINGLE), "--max-findings", "5")
     assert ran.out.count("  task default, group ") == 5
     hidden = [int(count) for count in re.findall(r"… (\d+) more findings not listed", ran.out)]
-    assert sum(hidden) == 135
-    assert run_cli("audit", broken(tmp_path, 70), "--max-findings", "0").out.count("  task default, group ") == 0
+    assert sum(hidden) == 2 * MOST_SINGLE - 5
+    none = run_cli("audit", broken(tmp_path, MOST_SINGLE), "--max-findings", "0").out
+    assert none.count("  task default, group ") == 0
 
 
-def test_when_every_row_is_faulty_all_are_counted_and_some_kept(run_cli, tmp_path: Path):
-    path = broken(tmp_path, MOST_KEPT + 5)
+def test_when_every_row_is_faulty_it_is_one_finding_with_its_extent(run_cli, tmp_path: Path):
+    path = broken(tmp_path, MOST_MEMBERS + 5)
     ran = run_cli("audit", path, "--select", "M001", "-o", "many.json")
     assert ran.code == 1
+    told = "from put 1 on, the first, rollout 0: 2 mask values for 3 tokens; the last 1 have no verdict"
+    assert f"  task default: {told}; 10,005 responses in 10,005 puts\n" in ran.out
     data = json.loads((tmp_path / "many.json").read_text())
-    assert (data["counts"]["error"], len(data["findings"])) == (MOST_KEPT + 5, MOST_KEPT)
-    assert run_cli("audit", path, "--select", "M001", "--baseline", "many.json").code == 0
-    worse = broken(tmp_path, MOST_KEPT + 6, "worse.parquet")
-    assert run_cli("audit", worse, "--select", "M001", "--baseline", "many.json").code == 1
+    (finding,) = data["findings"]
+    members = finding["extent"].pop("members")
+    assert (members[0], members[-1], len(members)) == (["default", 0], ["default", MOST_MEMBERS - 1], MOST_MEMBERS)
+    assert finding["extent"] == {
+        "first_put": 1, "last_put": 10_005, "first_event_id": 0, "last_event_id": 10_004, "count": 10_005,
+    }  # fmt: skip
+    for other in (path, broken(tmp_path, MOST_MEMBERS + 6, "more.parquet"), broken(tmp_path, 3, "fewer.parquet")):
+        assert run_cli("audit", other, "--select", "M001", "--baseline", "many.json").code == 0
+
+
+def test_a_baseline_of_few_rows_does_not_know_many(run_cli, tmp_path: Path):
+    run_cli("audit", broken(tmp_path), "--select", "M001", "-o", "few.json")
+    many = broken(tmp_path, MOST_SINGLE + 1, "many.parquet")
+    assert run_cli("audit", many, "--select", "M001", "--baseline", "few.json").code == 1
+
+
+def test_a_baseline_of_an_older_version_is_refused_with_how_to_write_it_anew(run_cli, tmp_path: Path):
+    run_cli("audit", broken(tmp_path), "-o", "base.json")
+    data = json.loads((tmp_path / "base.json").read_text())
+    (tmp_path / "base.json").write_text(json.dumps(data | {"schema_version": 1}))
+    ran = run_cli("audit", broken(tmp_path), "--baseline", "base.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "baseline schema version 1, which knows findings by other identities" in ran.err
+    assert "write it anew with `tokenaudit audit LOG -o FILE.json`" in ran.err
 
 
 def test_a_rule_without_its_columns_is_not_run_and_never_passed(run_cli, tmp_path: Path):

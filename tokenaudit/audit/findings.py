@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from tokenaudit.audit.rule import AuditRule, Severity
-from tokenaudit.log.columns import Bools
+from tokenaudit.contracts.errors import plural
+from tokenaudit.log.columns import Bools, Int64s
 
 MOST_KEPT = 10_000
 """Findings of one rule that are kept one by one; the others are only counted, so memory stays bounded."""
+MOST_SINGLE = 20
+"""Rows of one task that a rule lists one by one; more are one finding with its extent."""
+MOST_MEMBERS = 10_000
+"""Responses that an extent names; all are counted."""
 BUCKETS = 1024
 """Parts among which identities are counted where not all findings are kept."""
 _HASH_BYTES = 6
@@ -66,11 +72,60 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """How far one cause reaches: the puts between which its rows lie, and the responses concerned.
+
+    Attributes:
+        first_put: number of the first put concerned among all puts of the log, from 1.
+        last_put: that of the last one.
+        first_event_id: event id of the first put concerned.
+        last_event_id: that of the last one.
+        lasts: whether it reaches to the end: behind the last put concerned are no more puts than between two of them.
+        count: responses concerned, each counted once however often it was put.
+        members: (task, rollout_id) of them in log order, at most `MOST_MEMBERS`.
+    """
+
+    first_put: int
+    last_put: int
+    first_event_id: int
+    last_event_id: int
+    lasts: bool
+    count: int
+    members: tuple[tuple[str, int], ...]
+
+    def text(self, what: str) -> str:
+        """What holds for the extent, with where and for how many."""
+        if self.first_put == self.last_put:
+            where = f"at put {self.first_put:,}"
+        else:
+            where = f"from put {self.first_put:,} {'on' if self.lasts else f'to put {self.last_put:,}'}"
+        return f"{where}, {what}; {plural(self.count, 'response')}"
+
+
+class PutTable(Protocol):
+    """What a table of rows offers, so that findings about many of them can be one: see `audit.table.LogTable`."""
+
+    def puts_by_task(self, rows: Int64s) -> list[tuple[str, Int64s]]:
+        """Those of the rows, ascending, that belong to puts, apart by task."""
+        ...
+
+    def of_same_puts(self, rows: Int64s) -> Int64s:
+        """All rows of the puts that put rows belong to."""
+        ...
+
+    def extent(self, rows: Int64s) -> Extent:
+        """How far put rows, ascending and at least one, reach."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that the rule of this code and name found; `is_new` unless a baseline knows it.
 
     Attributes:
         lost: kind and size of a loss, which a baseline knows up to the size that it had; None for other findings.
+        extent: how far its cause reaches, for findings about many rows.
+        cause: what tells it from others of its rule about the same subject, for findings with an extent.
     """
 
     code: str
@@ -80,11 +135,13 @@ class Finding:
     message: str
     is_new: bool = True
     lost: Lost | None = None
+    extent: Extent | None = None
+    cause: str = ""
 
     @property
     def identity(self) -> str:
-        """Rule and subject: what a baseline knows a finding by."""
-        return f"{self.name}|{self.subject.identity}"
+        """Rule and subject, and the cause: what a baseline knows a finding by, whatever rows an extent has."""
+        return f"{self.name}|{self.subject.identity}{f'|{self.cause}' if self.cause else ''}"
 
 
 @dataclass(slots=True)
@@ -131,6 +188,7 @@ class Findings:
 
     Attributes:
         rule: the rule.
+        table: the rows that the check looks at; without them, every row is a finding of its own.
         counts: findings by severity, those not kept included.
         kept: the first of them, at most `MOST_KEPT`.
         checked: what the rule looked at.
@@ -140,6 +198,7 @@ class Findings:
     """
 
     rule: AuditRule
+    table: PutTable | None = None
     counts: Counter[Severity] = field(default_factory=Counter)
     kept: list[Finding] = field(default_factory=list)
     checked: int = 0
@@ -153,26 +212,73 @@ class Findings:
         return self.counts.total()
 
     def add(
-        self, subject: Subject, message: str, severity: Severity | None = None, *, lost: Lost | None = None
+        self,
+        subject: Subject,
+        message: str,
+        severity: Severity | None = None,
+        *,
+        lost: Lost | None = None,
+        extent: Extent | None = None,
+        cause: str = "",
     ) -> None:
         """Add one finding, as bad as the rule says unless a severity is given."""
         level = severity or self.rule.severity
         self.counts[level] += 1
         self.cost_tokens += subject.tokens or 0
         if len(self.kept) < MOST_KEPT:
-            self.kept.append(Finding(self.rule.code, self.rule.name, level, subject, message, lost=lost))
+            self.kept.append(
+                Finding(self.rule.code, self.rule.name, level, subject, message, True, lost, extent, cause)
+            )
         else:
             self._add_unlisted(subject, level)
+
+    def add_extent(
+        self,
+        where: Bools | Int64s,
+        message: str | Callable[[Int64s], str],
+        severity: Severity | None = None,
+        *,
+        cause: str = "",
+    ) -> None:
+        """Add one finding for each task that put rows in `where` belong to, with their extent.
+
+        Args:
+            where: the rows, as a bool array of shape [rows] or as their numbers, ascending.
+            message: what holds for them, which goes between "from put 6401 on" and "1,088 responses"; or what makes it
+                from the rows of a task.
+            severity: how bad it is; None: as the rule says.
+            cause: tells findings of one rule and task apart, where there may be several.
+        """
+        assert self.table is not None
+        for task, rows in self.table.puts_by_task(_numbers(where)):
+            extent = self.table.extent(rows)
+            what = message if isinstance(message, str) else message(rows)
+            self.add(Subject(task), extent.text(what), severity, extent=extent, cause=cause)
 
     def add_rows(
         self,
         subject: Callable[[int], Subject],
-        where: Bools,
+        where: Bools | Int64s,
         message: Callable[[int], str],
         severity: Severity | None = None,
+        *,
+        cause: str = "",
     ) -> None:
-        """Add a finding for every row in `where`, a bool array of shape [rows]; the rest is as for `add`, by row."""
-        rows = np.flatnonzero(where)
+        """Add a finding for every row in `where`; of a task with more than `MOST_SINGLE` put rows, one with an extent.
+
+        Args:
+            subject: whom a row is about; where that is no response, an extent holds all rows of its put.
+            where: the rows, as for `add_extent`.
+            message: what is wrong with a row.
+            severity: as for `add`.
+            cause: as for `add_extent`.
+        """
+        rows = _numbers(where)
+        if self.table is not None and len(rows) > MOST_SINGLE:
+            for task, own in self.table.puts_by_task(rows):
+                if len(own) > MOST_SINGLE:
+                    self._add_sum(task, own, subject, message, severity, cause)
+                    rows = rows[~np.isin(rows, own, assume_unique=True)]
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
             self.add(subject(row), message(row), severity)
@@ -180,6 +286,24 @@ class Findings:
         for row in rows[room:].tolist():
             self.counts[level] += 1
             self._add_unlisted(subject(row), level)
+
+    def _add_sum(
+        self,
+        task: str,
+        rows: Int64s,
+        subject: Callable[[int], Subject],
+        message: Callable[[int], str],
+        severity: Severity | None,
+        cause: str,
+    ) -> None:
+        assert self.table is not None
+        first = int(rows[0])
+        who = subject(first)
+        of_groups = who.rollout_id is None
+        extent = self.table.extent(self.table.of_same_puts(rows) if of_groups else rows)
+        name = f"group {who.group_id}" if of_groups else f"rollout {who.rollout_id}"
+        text = extent.text(f"the first, {name}: {message(first)}")
+        self.add(Subject(task), f"{text} in {plural(len(rows), 'put')}", severity, extent=extent, cause=cause)
 
     def _add_unlisted(self, subject: Subject, level: Severity) -> None:
         if not self.identities:
@@ -193,13 +317,23 @@ class Findings:
         self.unit = unit
 
 
-def marked_new(findings: Iterable[Finding], known: Iterable[tuple[str, Lost | None]]) -> list[Finding]:
+def _numbers(where: Bools | Int64s) -> Int64s:
+    return np.flatnonzero(where) if where.dtype == np.bool_ else where.astype(np.int64)
+
+
+def marked_new(
+    findings: Iterable[Finding],
+    known: Iterable[tuple[str, Lost | None]],
+    summed: Collection[tuple[str, Severity]] = (),
+) -> list[Finding]:
     """The findings, marked as known as often as a baseline knows their identity, the rest as new.
 
     Args:
         findings: the findings.
         known: those of the baseline, by identity, and what they lost. A loss is known where the baseline has one of its
             kind and at least its size, or doesn't say which.
+        summed: identities and severities of findings of the baseline that stand for many rows of their task: fewer
+            rows, which are listed one by one, aren't new.
     """
     left: defaultdict[str, list[Lost | None]] = defaultdict(list)
     for identity, lost in known:
@@ -210,7 +344,8 @@ def marked_new(findings: Iterable[Finding], known: Iterable[tuple[str, Lost | No
         found = next((at for at in reversed(range(len(entries))) if _is_within(finding.lost, entries[at])), None)
         if found is not None:
             del entries[found]
-        marked.append(replace(finding, is_new=found is None))
+        whole = replace(finding, subject=Subject(finding.subject.task))
+        marked.append(replace(finding, is_new=found is None and (whole.identity, finding.severity) not in summed))
     return marked
 
 

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.findings import BUCKETS, Finding, Findings, Identities, Lost, marked_new
+from tokenaudit.audit.findings import BUCKETS, Extent, Finding, Findings, Identities, Lost, marked_new
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError, plural
 from tokenaudit.contracts.files import json_text
 
 KIND_AUDIT = "tokenaudit.audit"
-AUDIT_SCHEMA_VERSION = 1
-"""Version of the JSON that `audit` writes."""
+AUDIT_SCHEMA_VERSION = 2
+"""Version of the JSON that `audit` writes; since version 2, many rows of one cause are one finding."""
 
 FINE, FOUND, COULD_NOT_JUDGE = 0, 1, 2
 """Exit codes."""
@@ -162,7 +162,7 @@ def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> A
         ResultError: the baseline is no saved audit.
     """
     known = _known(baseline, source)
-    findings = marked_new(report.findings, (entry for listed in known.listed.values() for entry in listed))
+    findings = marked_new(report.findings, (one for listed in known.listed.values() for one in listed), known.summed)
     runs: list[RuleRun] = []
     settled = set[tuple[str, Severity]]()
     for run in report.runs:
@@ -198,11 +198,13 @@ class _Known:
         listed: the findings it lists, by identity, and what they lost.
         counts: how many findings it has.
         counted: all identities, where it lists only some.
+        summed: identities and severities of findings that stand for many rows.
     """
 
     listed: defaultdict[tuple[str, Severity], list[tuple[str, Lost | None]]]
     counts: dict[tuple[str, Severity], int]
     counted: dict[tuple[str, Severity], Identities]
+    summed: set[tuple[str, Severity]]
 
     def is_counted(self, rule: str, severity: Severity) -> bool:
         """Whether the baseline lists only some of the findings."""
@@ -222,15 +224,18 @@ def _known(baseline: Mapping[str, Any], source: str) -> _Known:
     if baseline.get("kind") != KIND_AUDIT:
         raise ResultError(Problem("the baseline is no saved audit", source, hint))
     if baseline.get("schema_version") != AUDIT_SCHEMA_VERSION:
-        what = f"baseline schema version {baseline.get('schema_version')!r}"
-        raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}; save it again"))
-    known = _Known(defaultdict(list), {}, {})
+        what = f"baseline schema version {baseline.get('schema_version')!r}, which knows findings by other identities"
+        anew = "write it anew with `tokenaudit audit LOG -o FILE.json`, LOG being what it was written of"
+        raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}: {anew}"))
+    known = _Known(defaultdict(list), {}, {}, set())
     try:
         for entry in baseline["findings"]:
             lost = entry.get("lost")
             known.listed[str(entry["name"]), Severity(entry["severity"])].append(
                 (str(entry["identity"]), None if lost is None else (str(lost["kind"]), int(lost["size"])))
             )
+            if "extent" in entry:
+                known.summed.add((str(entry["identity"]), Severity(entry["severity"])))
         for rule in baseline["rules"]:
             for severity, count in rule["counts"].items():
                 known.counts[str(rule["name"]), Severity(severity)] = int(count)
@@ -308,4 +313,10 @@ def _finding_data(finding: Finding) -> dict[str, Any]:
         "is_new": finding.is_new,
         "identity": finding.identity,
         **({"lost": dict(zip(("kind", "size"), finding.lost, strict=True))} if finding.lost else {}),
+        **({"extent": _extent_data(finding.extent)} if finding.extent else {}),
     }
+
+
+def _extent_data(extent: Extent) -> dict[str, Any]:
+    """Without whether it lasts, which the text of its finding says."""
+    return {name: value for name, value in asdict(extent).items() if name != "lasts"}

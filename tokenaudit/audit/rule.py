@@ -55,7 +55,8 @@ class AuditRule:
     """One rule.
 
     Attributes:
-        code: letter and number: S schema and files, V versions, M masks, G groups, L lifecycle, T step totals.
+        code: letter and number: S schema and files, V versions, M masks, G groups, L lifecycle, T step totals,
+            P probabilities, E ends and contents, R rewards, C curves.
         name: name in words.
         severity: of its findings, unless a finding says otherwise.
         meaning: what a finding says, in one sentence.

@@ -181,8 +181,9 @@ def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
         if missing:
             runs.append(RuleRun(rule, None, missing, {}))
             continue
-        findings = Findings(rule)
+        findings = Findings(rule, case.table)
         rule.check(case, findings)
+        findings.table = None
         runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
     return tuple(runs)
 

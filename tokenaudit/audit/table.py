@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.audit.findings import Subject
+from tokenaudit.audit.findings import MOST_MEMBERS, Extent, Subject
 from tokenaudit.audit.scan import Arrays, Scanned
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools, Int64s
@@ -116,6 +116,34 @@ class LogTable:
     def group_subject(self, row: int) -> Subject:
         """The group that a put row belongs to, at that put."""
         return Subject(self.tasks[int(self["task"][row])], self._value("group_id", row), put=int(self.put_number[row]))
+
+    def puts_by_task(self, rows: Int64s) -> list[tuple[str, Int64s]]:
+        """Those of the rows, ascending, that belong to puts, apart by task."""
+        rows = rows[self.is_put[rows]]
+        codes = self["task"][rows]
+        return [(self.tasks[code], rows[codes == code]) for code in np.unique(codes).tolist()]
+
+    def of_same_puts(self, rows: Int64s) -> Int64s:
+        """All rows of the puts that put rows belong to."""
+        return np.flatnonzero(self.is_put & np.isin(self.put_event, np.unique(self.put_event[rows])))
+
+    def extent(self, rows: Int64s) -> Extent:
+        """How far put rows, ascending and at least one, reach."""
+        puts = np.unique(self.put_event[rows])
+        widest = int(np.diff(puts).max(initial=1))
+        pairs = np.stack([self["task"][rows], self["rollout_id"][rows]])
+        first_of = np.sort(np.unique(pairs, axis=1, return_index=True)[1])
+        named = rows[first_of[:MOST_MEMBERS]]
+        tasks, rollouts = (self[name][named].tolist() for name in ("task", "rollout_id"))
+        return Extent(
+            first_put=int(puts[0]) + 1,
+            last_put=int(puts[-1]) + 1,
+            first_event_id=int(self["event_id"][rows[0]]),
+            last_event_id=int(self["event_id"][rows[-1]]),
+            lasts=int(self.put_event.max()) - int(puts[-1]) < widest,
+            count=len(first_of),
+            members=tuple((self.tasks[task], rollout) for task, rollout in zip(tasks, rollouts, strict=True)),
+        )
 
     @property
     def spared(self) -> Bools:

@@ -229,14 +229,36 @@ class LostJson:
 
 
 @dataclass
+class ExtentJson:
+    """How far the cause of a finding reaches.
+
+    Attributes:
+        first_put: number of the first put concerned among all puts of the log, from 1.
+        last_put: that of the last one.
+        first_event_id: event id of the first put concerned.
+        last_event_id: that of the last one.
+        count: responses concerned, each counted once.
+        members: task and rollout_id of the first 10,000 of them, in log order.
+    """
+
+    first_put: int
+    last_put: int
+    first_event_id: int
+    last_event_id: int
+    count: int
+    members: list[tuple[str, int]]
+
+
+@dataclass
 class FindingJson:
     """What an audit rule found, and in which rows.
 
     Attributes:
-        put: the event id of the put.
+        put: number of the put of that rollout, or of the group, from 1.
         identity: the same for the same finding in another log.
         is_new: whether the baseline doesn't know it.
         lost: what the log lacks, and how much of it.
+        extent: how far its cause reaches, for findings about many rows.
     """
 
     code: str
@@ -255,6 +277,7 @@ class FindingJson:
     is_new: bool
     identity: str
     lost: LostJson | None = None
+    extent: ExtentJson | None = None
 
 
 @dataclass
