@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tokenaudit.log.columns import Bools, Columns, Int64s, Lists
+from tokenaudit.log.log_file import MAX_ROW_ELEMENTS
+
+UInt64s = np.ndarray[Any, np.dtype[np.uint64]]
 
 UNKNOWN, DIFFERENT, SAME = -1, 0, 1
 """Verdicts: no token ids on both sides; the earlier ids are not a prefix of the later ones; they are."""
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_BASE = 0x9E3779B97F4A7C15
+"""Odd, so that every power has an inverse modulo 2**64; 5 modulo 8, so that powers come back as late as they can."""
+_TILE = 2**15
+"""Values that are multiplied at a time: 256 KiB."""
 
 
 class PrefixMemory:
     """Remembers length and fingerprint of every response's last put.
 
-    A fingerprint is the sum, modulo 2**64, of one well-mixed number per (position, token id), so a prefix has
-    one too. Two different id lists share one with a chance of about 2**-64.
+    See `fingerprints` for how likely it is that two different id lists share one.
     """
 
     def __init__(self) -> None:
@@ -61,7 +65,7 @@ class PrefixMemory:
         earlier = np.where(previous >= 0, self._lengths[previous], -1)
         comparable = has_ids & (earlier >= 0)
         shared = np.where(comparable, np.minimum(earlier, lengths), 0)
-        of_prefix, of_all = _fingerprints(all_ids.elements_of(is_put), lengths, shared)
+        of_prefix, of_all = prefix_fingerprints(all_ids.elements_of(is_put), lengths, shared)
         self._prints = np.concatenate([self._prints, of_all])
         same = comparable & (earlier <= lengths)
         same &= np.where(previous >= 0, self._prints[previous], np.uint64(0)) == of_prefix
@@ -70,15 +74,67 @@ class PrefixMemory:
         return verdict
 
 
-def _fingerprints(
-    ids: np.ndarray[Any, Any], lengths: Int64s, prefix: Int64s
-) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.uint64]]]:
-    """Fingerprints of the first `prefix` ids of each row, and of all its ids, of which it has `lengths`."""
-    starts = np.cumsum(lengths) - lengths
-    positions = np.arange(len(ids), dtype=np.uint64) - np.repeat(starts, lengths).astype(np.uint64)
-    mixed = ids.astype(np.int64).view(np.uint64) * _FIRST ^ (positions + np.uint64(1)) * _STEP
-    mixed = (mixed ^ mixed >> np.uint64(30)) * _FIRST
-    mixed = (mixed ^ mixed >> np.uint64(27)) * _SECOND
-    mixed ^= mixed >> np.uint64(31)
-    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-    return sums[starts + prefix] - sums[starts], sums[starts + lengths] - sums[starts]
+class _Powers(NamedTuple):
+    """Powers of `_BASE`: with exponents from -`_TILE` to `_TILE` - 1, and with multiples of `_TILE` from 0 on."""
+
+    around_zero: UInt64s
+    by_tile: UInt64s
+
+
+@cache
+def _powers() -> _Powers:
+    around_zero = np.full(2 * _TILE, _BASE, dtype=np.uint64)
+    around_zero[0] = pow(_BASE, -_TILE, 2**64)
+    by_tile = np.full(MAX_ROW_ELEMENTS // _TILE + 2, pow(_BASE, _TILE, 2**64), dtype=np.uint64)
+    by_tile[0] = 1
+    return _Powers(np.multiply.accumulate(around_zero), np.multiply.accumulate(by_tile))
+
+
+def _power(exponents: Int64s) -> UInt64s:
+    """`_BASE` to the power of whole numbers between `-_TILE` and the length of the longest row."""
+    powers = _powers()
+    result = powers.around_zero[np.minimum(exponents, _TILE - 1) + _TILE]
+    far = np.flatnonzero(exponents >= _TILE)
+    result[far] = powers.around_zero[exponents[far] % _TILE + _TILE] * powers.by_tile[exponents[far] // _TILE]
+    return result
+
+
+def fingerprints(values: np.ndarray[Any, Any], lengths: Int64s) -> UInt64s:
+    """The fingerprint of each row of whole numbers, of shape [R]: the sum of value x `_BASE` ** place, modulo 2**64.
+
+    It doesn't depend on the other rows. Rows of one length that differ in one place, or by a swap of two ids of 32 bits,
+    never share one; others do with a chance of about 2**-64. Rows made to share one can be found: they are no mistake
+    of a recorder, which is what is looked for.
+
+    Args:
+        values: the numbers of all rows, one row after the other, of any type of whole numbers.
+        lengths: how many each row has, of shape [R].
+    """
+    prints = np.zeros(len(lengths), dtype=np.uint64)
+    filled = np.flatnonzero(lengths)
+    if len(filled) == 0:
+        return prints
+    starts = (np.cumsum(lengths) - lengths)[filled]
+    tiles = np.arange(0, len(values), _TILE)
+    # Pieces end where rows or tiles do. A tile fits the cache of a core, so its products are never in memory.
+    row_of_tile = np.searchsorted(starts, tiles, side="right") - 1
+    cuts = np.flatnonzero(starts[row_of_tile] < tiles)
+    pieces = np.insert(starts, row_of_tile[cuts] + 1, tiles[cuts])
+    row_start = np.insert(starts, row_of_tile[cuts] + 1, starts[row_of_tile[cuts]])
+    first_piece = np.searchsorted(pieces, tiles).tolist()
+    rising = _powers().around_zero[_TILE:]
+    sums = np.empty(len(pieces), dtype=np.uint64)
+    for tile, first, last in zip(tiles.tolist(), first_piece, [*first_piece[1:], len(pieces)], strict=True):
+        products = values[tile : tile + _TILE].astype(np.int64).view(np.uint64)
+        products *= rising[: len(products)]
+        np.add.reduceat(products, pieces[first:last] - tile, out=sums[first:last])
+    # From places in the tile to places in the row.
+    sums *= _power(pieces // _TILE * _TILE - row_start)
+    prints[filled] = np.add.reduceat(sums, np.arange(len(starts)) + np.searchsorted(starts[row_of_tile[cuts]], starts))
+    return prints
+
+
+def prefix_fingerprints(values: np.ndarray[Any, Any], lengths: Int64s, prefix: Int64s) -> tuple[UInt64s, UInt64s]:
+    """Fingerprints of the first `prefix` values of each row, and of all its values, of which it has `lengths`."""
+    parts = fingerprints(values, np.stack([prefix, lengths - prefix], axis=1).reshape(-1))
+    return parts[0::2], parts[0::2] + parts[1::2] * _power(prefix)
