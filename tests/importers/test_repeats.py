@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.importers.importing import Imported, imported, jsonl
-from tests.importers.test_import_dumps import nemo_group, queue_batch, sample, state
+from tests.importers.test_import_dumps import Status, StorageItem, nemo_group, queue_batch, sample, state
 from tests.importers.test_import_texts import summary
 from tokenaudit import replay_log
 from tokenaudit.importers.repeats import Keep, Repeats, Writing, spans_text
@@ -168,6 +168,78 @@ def test_groups_without_a_name_are_told_by_what_they_hold(tmp_path: Path):
     log = imported("nemo-rl", tmp_path / "run")
     assert (log.column("train_step"), log.column("response_len")) == ([5, 6, 6], [2, 1, 3])
     assert len(set(log.column("group_id"))) == 3
+
+
+def test_a_group_that_waits_in_several_buffers_of_xtuner_counts_once(tmp_path: Path):
+    def save(step: int, *groups: int) -> None:
+        items = [
+            StorageItem(
+                [state(group, group, [group], response_mask=None, seq_staleness=step - group - 1)],
+                group,
+                group,
+                "math",
+                Status.COMPLETED,
+                0,
+            )
+            for group in groups
+        ]
+        path = tmp_path / "run" / f"step_{step}" / "replay_buffer.pth"
+        path.parent.mkdir(parents=True)
+        torch.save({"storage": "NaiveStorage", "storage_state": {"items": items}}, path)
+
+    save(5, 3, 4)
+    save(6, 4, 5)
+    steps = {Keep.LAST: [(3, 5), (4, 6), (5, 6)], Keep.FIRST: [(3, 5), (4, 5), (5, 6)]}
+    for keep, expected in steps.items():
+        log = imported("xtuner-buffer", tmp_path / "run", keep=keep)
+        assert list(zip(log.column("group_id"), log.column("train_step"), strict=True)) == expected
+    assert len(imported("xtuner-buffer", tmp_path / "run", keep=Keep.BOTH).rows) == 4
+
+
+def steps_of_a_table(*steps: int, score: float, rollouts: int | None = None) -> list[dict[str, Any]]:
+    """A group of two responses, and the take, of each step."""
+    rows: list[dict[str, Any]] = []
+    for step in steps:
+        row = {"group_id": f"g{step}", "train_step": step, "response_len": 2, "model_step": 0, "reward": score}
+        numbers = [{} if rollouts is None else {"rollout_id": 2 * step + rollouts + index} for index in range(2)]
+        rows += [row | number for number in numbers]
+        rows.append({"event": "take", "train_step": step, "batch_size": 1})
+    return rows
+
+
+@pytest.mark.parametrize("rollouts", [None, 0])
+def test_a_table_that_a_resumed_run_went_on_with_counts_its_steps_once(rollouts: int | None, tmp_path: Path):
+    first, then = (
+        steps_of_a_table(*steps, score=score, rollouts=rollouts)
+        for steps, score in (((1, 2, 3), 0.0), ((2, 3, 4), 1.0))
+    )
+    log = imported("generic", jsonl(tmp_path / "one" / "mine.jsonl", *first, *then))
+    assert batches(log) == [(1, 0.0)] * 2 + [(2, 1.0)] * 2 + [(3, 1.0)] * 2 + [(4, 1.0)] * 2
+    assert takes(log) == [1, 2, 3, 4]
+    # in files of their own
+    jsonl(tmp_path / "dump" / "mine.jsonl", *first)
+    jsonl(tmp_path / "dump" / "more.jsonl", *then)
+    again = imported("generic", tmp_path / "dump")
+    assert (batches(again), takes(again)) == (batches(log), takes(log))
+    assert batches(imported("generic", tmp_path / "dump", keep=Keep.FIRST))[2:] == [
+        (step, score) for step, score in ((2, 0.0), (3, 0.0), (4, 1.0)) for _ in range(2)
+    ]
+
+
+def test_parts_of_a_group_whose_rollouts_differ_stay(tmp_path: Path):
+    rank_0, rank_1 = (steps_of_a_table(1, 2, score=1.0, rollouts=number) for number in (0, 100))
+    puts = [[row for row in rows if "event" not in row] for rows in (rank_0, rank_1)]
+    jsonl(tmp_path / "dump" / "rank_0.jsonl", *puts[0])
+    jsonl(tmp_path / "dump" / "rank_1.jsonl", *puts[1])
+    log = imported("generic", tmp_path / "dump")
+    assert len(log.rows) == 8
+    assert not any("more than once" in limit for limit in log.imports.limits)
+
+
+def test_rows_of_a_step_may_stand_in_any_order(tmp_path: Path):
+    rows = [row for row in steps_of_a_table(1, 2, score=1.0) if "event" not in row]
+    mixed = [rows[0] | {"group_id": "other"}, *rows[:2], rows[0] | {"group_id": "other"}]
+    assert len(imported("generic", jsonl(tmp_path / "mine.jsonl", *mixed)).rows) == 4
 
 
 def test_what_lies_in_one_buffer_twice_stays(tmp_path: Path):

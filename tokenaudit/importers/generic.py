@@ -25,6 +25,7 @@ from tokenaudit.importers.base import (
 from tokenaudit.importers.fields import int_list, number, stable_id
 from tokenaudit.importers.files import SourceRecord, json_records, parquet_records
 from tokenaudit.importers.packed import opened_lines, plain_suffix
+from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import TOKEN_COLUMNS, Row
 from tokenaudit.record import json_lines as lines
@@ -39,12 +40,17 @@ _KINDS = tuple(kind.value for kind in EventKind)
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
-    """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids."""
+    """Rows become puts: consecutive rows of one event, or of one task, group and step where events have no ids.
+
+    A group, or another event, that comes again in a later stretch of its step is another writing of it.
+    """
     rollout_id = 0
     has_timeline = False
     missing = {theirs: ours for ours, theirs in context.renamed.items()}
     put: ImportedPut | None = None
     put_key: object = None
+    stretch = 0
+    stretch_key: object = None
     for path in files:
         for data, where in _records(path, context):
             if missing:
@@ -55,20 +61,27 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
             if row is None:
                 continue
             event_id = row.pop("event_id", None)
-            key = (row.get("task_name"), row.get("group_id"), row.get("train_step"))
+            step = row.get("train_step")
+            if step is not None and (path, step) != stretch_key:
+                stretch, stretch_key = stretch + 1, (path, step)
+            key = (row.get("task_name"), row.get("group_id"), step)
             key = key if event_id is None else ("event", event_id)
             if put is not None and (key != put_key or row.get("event", "put") != "put"):
                 yield put
                 put = None
             if row.get("event", "put") != "put":
                 has_timeline = has_timeline or row["event"] != EventKind.SYNC
-                yield ImportedEvent(row, where)
+                writing = None if step is None else Writing((step, row.get("task_name")), str(stretch))
+                yield ImportedEvent(row, where, writing)
                 continue
+            # a group of a step may be in parts, which its rollouts tell from what a resumed run wrote again
+            named = row.get("rollout_id")
             row.setdefault("rollout_id", rollout_id)
             rollout_id += 1
             if put is None:
-                put_key = key
-                put = ImportedPut(row["train_step"], context.task(row.get("task_name")), row["group_id"], [], where)
+                put_key, task_name = key, context.task(row.get("task_name"))
+                writing = Writing((step, task_name, row["group_id"], named), str(stretch))
+                put = ImportedPut(row["train_step"], task_name, row["group_id"], [], where, writing)
             put.rows.append(row)
     if put is not None:
         yield put
