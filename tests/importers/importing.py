@@ -52,7 +52,7 @@ def imported(
     importer = importer_named(name)
     scale = VersionScale(importer.version_offset if offset is None else offset, interval)
     context = Context(scale, None, renamed or {}, keep, is_strict)
-    files, _ = files_of(importer, [source])
+    files, _ = files_of(importer, [source], renamed)
     path = source.parent / "log.parquet"
     imports = import_log(importer, files, context, path)
     return Imported(path, imports, pq.read_table(path).to_pylist())

@@ -148,7 +148,7 @@ def test_a_log_is_never_overwritten_without_force(tmp_path: Path, run_cli):
             ["mine.jsonl", "--map", "a=group_id", "--map", "b=group_id", "-o", "log.parquet"],
             "takes 'a' and 'b' for group",
         ),
-        (["empty", "-o", "log.parquet"], "extensions: .csv, .jsonl, .parquet, .pkl, .pt, .pth"),
+        (["empty", "-o", "log.parquet"], "extensions: .csv, .jsonl, .ndjson, .parquet, .pkl, .pt, .pth, .tsv"),
         (["mine.jsonl", "-o", f"{'x' * 250}.parquet"], "File name too long"),
         (["odd.jsonl", "-o", "log.parquet"], "logprobs is 3"),
         (["odd.jsonl", "-o", "log.parquet"], "task_name is '\\ud800'"),

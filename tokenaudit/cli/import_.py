@@ -9,7 +9,7 @@ import typer
 
 from tokenaudit.cli import completion, streams
 from tokenaudit.cli.options import QuietOption, VerboseOption
-from tokenaudit.contracts.errors import Problem, UsageError, plural
+from tokenaudit.contracts.errors import Problem, UsageError, plural, printable
 from tokenaudit.importers.repeats import Keep
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def import_(
     importer = importer_named(from_) if from_ else detected(source)
     if not from_:
         streams.note(f"note: the files look like {importer.name}: {importer.title}")
-    files, passed_over = files_of(importer, source)
+    renamed = _renamed(importer, map_ or [])
+    files, passed_over = files_of(importer, source, renamed)
     if passed_over:
-        streams.note(f"note: {plural(passed_over, 'other file')} passed over")
-    scale, renamed = _scale(importer, version_offset, sync_interval), _renamed(importer, map_ or [])
-    context = Context(scale, task, renamed, keep, strict)
+        streams.note(f"note: {plural(len(passed_over), 'other file')} passed over: {_first_names(passed_over)}")
+    context = Context(_scale(importer, version_offset, sync_interval), task, renamed, keep, strict)
     if dry_run:
         look = first_look(importer, files, context)
         size = len(files), sum(path.stat().st_size for path in files)
@@ -102,6 +102,11 @@ def import_(
         streams.note(f"note: columns not read: {left_out_text(importer, context)}")
     summary = Paragraph(f"{path}: {imports_text(imports)}")
     streams.write_blocks(summary, Gap(), answers_table(importer, imports))
+
+
+def _first_names(files: list[Path]) -> str:
+    names = [printable(path.name) for path in files[:_SHOWN_FILES]]
+    return ", ".join([*names, "…"] if len(files) > _SHOWN_FILES else names)
 
 
 def _show_left_out(context: Context) -> None:

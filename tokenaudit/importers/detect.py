@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
 from tokenaudit.contracts.files import named_twice
@@ -23,9 +27,13 @@ from tokenaudit.importers import (
     xtuner,
 )
 from tokenaudit.importers.base import Importer
-from tokenaudit.importers.files import first_keys, source_files
+from tokenaudit.importers.csv_files import csv_names
+from tokenaudit.importers.dumps import first_texts
+from tokenaudit.importers.files import source_files
 from tokenaudit.importers.left_out import Problems
-from tokenaudit.importers.packed import first_unreadable, plain_name
+from tokenaudit.importers.packed import CSV_SUFFIXES, LINE_SUFFIXES, first_unreadable, opened, plain_name, plain_suffix
+from tokenaudit.importers.table_columns import ColumnPlaces
+from tokenaudit.record import json_lines as lines
 
 _IMPORTERS = (
     xtuner.BATCHES, xtuner.BUFFER, xtuner.TRAJECTORIES, areal.IMPORTER, prime_rl.IMPORTER, slime.IMPORTER, verl.TEXTS,
@@ -50,30 +58,48 @@ def importer_named(name: str) -> Importer:
     return importer
 
 
-def files_of(importer: Importer, paths: Sequence[Path]) -> tuple[list[Path], int]:
-    """The files of a format behind paths, in order, and how many files of a folder are something else.
+def files_of(
+    importer: Importer, paths: Sequence[Path], renamed: Mapping[str, str] | None = None
+) -> tuple[list[Path], list[Path]]:
+    """The files of a format behind paths, in order, and the files of folders that are something else.
 
     Files that were named are taken at their word.
+
+    Args:
+        importer: the format.
+        paths: files and folders.
+        renamed: their names of columns by ours, for generic tables.
 
     Raises:
         SourceError: a path that isn't there, a file that is named twice, or nothing to import.
     """
     kept: list[Path] = []
     passed_over: list[Path] = []
+    places = ColumnPlaces(renamed or {})
     for path in paths:
-        for file in source_files([path], importer.suffixes):
-            fits = not path.is_dir() or importer.looks_like(plain_name(file), first_keys(file))
+        for file in source_files([path], importer.suffixes, passed_over if importer.is_generic else None):
+            keys = first_keys(file) if path.is_dir() else frozenset[str]()
+            is_table = importer.is_generic and (not keys or places.has_needed(keys))
+            fits = not path.is_dir() or is_table or importer.looks_like(plain_name(file), keys)
             (kept if fits else passed_over).append(file)
+    if not kept and importer.is_generic:
+        # what their columns are and what they lack is said when they are read
+        suffixes = {*importer.suffixes}
+        kept = [file for file in passed_over if plain_suffix(file) in suffixes]
+        passed_over = [file for file in passed_over if plain_suffix(file) not in suffixes]
     if not kept:
         what = f"no file looks like {importer.title}"
         nothing = Problem(what, ", ".join(map(str, paths)), f"its files are {importer.files}")
         raise SourceError(first_unreadable(passed_over[:_LOOKED_AT], importer.suffixes) or nothing)
+    unreadable = first_unreadable(kept, importer.suffixes) if importer.is_generic else None
+    if unreadable is not None:
+        raise SourceError(unreadable)
     twice = Problems()
     for problem in (*named_twice(kept, "dump"), *_packed_twins(kept)):
         twice.add(problem)
     if twice.count:
         raise SourceError(twice.all())
-    return kept, len(passed_over)
+    return kept, passed_over
 
 
 def _packed_twins(files: Sequence[Path]) -> Iterator[Problem]:
@@ -109,3 +135,36 @@ def detected(paths: Sequence[Path]) -> Importer:
         counts = ", ".join(f"{name} ({count} file{'s' * (count > 1)})" for name, count in found.most_common())
         raise SourceError(Problem(f"the files look like several formats: {counts}", where, "choose one with --from"))
     return IMPORTERS[next(iter(found))]
+
+
+def first_keys(path: Path) -> frozenset[str]:
+    """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
+    suffix = plain_suffix(path)
+    if suffix in (".pt", ".pth", ".pkl"):
+        return first_texts(path)
+    try:
+        if suffix == ".parquet":
+            return frozenset(pq.read_schema(path).names)
+        if suffix in LINE_SUFFIXES:
+            with opened(path) as stream:
+                return frozenset(_first_keys_of_lines(stream, suffix))
+    except (OSError, EOFError, ValueError, RecursionError, NotImplementedError, SourceError):
+        pass
+    return frozenset()
+
+
+def _first_keys_of_lines(stream: IO[bytes], suffix: str) -> Iterable[str]:
+    head = stream.readline(lines.MAX_LINE_BYTES)
+    if suffix in CSV_SUFFIXES:
+        return csv_names(head)
+    data = json.loads(head if head.strip() != b"{" else head + _rest_of_object(stream))
+    return data if isinstance(data, dict) else ()
+
+
+def _rest_of_object(stream: IO[bytes]) -> bytearray:
+    rest = bytearray()
+    while line := stream.readline(1 << 20):
+        rest += line
+        if line.startswith(b"}") or len(rest) > 1 << 24:
+            break
+    return rest

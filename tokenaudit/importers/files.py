@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
-from tokenaudit.importers.dumps import first_texts
 from tokenaudit.importers.fields import MAX_TOKENS
 from tokenaudit.importers.packed import (
-    LINE_SUFFIXES,
     first_unreadable,
-    opened,
     opened_lines,
     plain_name,
     plain_suffix,
@@ -34,6 +30,14 @@ _ELEMENTS_AT_ONCE = 4_000_000
 _BYTES_AT_ONCE = 64 * 2**20
 """What of a Parquet file is decoded at once: a small file of a billion equal values must not blow up memory."""
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _UNREADABLE_PARQUET = "copy the file again, or update pyarrow, which reads more columns than before"
 _DELTA_ENCODINGS = frozenset({"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"})
 
@@ -45,10 +49,15 @@ class SourceRecord(NamedTuple):
     where: str
 
 
-def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+def source_files(paths: Sequence[Path], suffixes: Sequence[str], others: list[Path] | None = None) -> list[Path]:
     """The files named by paths: files as they are, folders with all files of these extensions below, in order.
 
     Numbers in names count as numbers, so that `step_10` comes after `step_9`. Links out of a folder aren't followed.
+
+    Args:
+        paths: files and folders.
+        suffixes: the extensions.
+        others: where files of folders that have other extensions are added.
 
     Raises:
         SourceError: a path that isn't there, a file that has to be unpacked first, a folder without such a file, or far
@@ -58,8 +67,11 @@ def source_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     problems: list[Problem] = []
     for path in paths:
         if path.is_dir():
-            below = (entry for entry in path.rglob("*") if plain_suffix(entry) in suffixes and entry.is_file())
-            here = sorted((entry for entry in below if not entry.is_symlink()), key=_natural_key)
+            below = (entry for entry in path.rglob("*") if others is not None or plain_suffix(entry) in suffixes)
+            files = sorted((entry for entry in below if entry.is_file() and not entry.is_symlink()), key=_natural_key)
+            here = [entry for entry in files if plain_suffix(entry) in suffixes]
+            if others is not None:
+                others += (entry for entry in files if plain_suffix(entry) not in suffixes)
             if not here:
                 problems.append(_nothing_below(path, suffixes))
             found += here
@@ -176,13 +188,13 @@ def _parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], conte
         # columns that hold others inside have none of their own name in the file
         texts = [f.name for f in schema if f.name in names and any(is_one(f.type) for is_one in _TEXTS)]
         footer = pq.read_metadata(path)
-        deltas = _delta_texts(footer, texts)
+        repeated = _repeated_texts(footer, texts)
         # a long text that every row repeats would otherwise be there once for each of them
-        texts = [name for name in texts if name not in deltas]
+        texts = [name for name in texts if name not in repeated]
         with pq.ParquetFile(path, pre_buffer=False, read_dictionary=texts, metadata=footer) as parquet:
             number = 0
             for group in range(parquet.num_row_groups):
-                size = _rows_at_once(footer.row_group(group), names, deltas, path)
+                size = _rows_at_once(footer.row_group(group), names, repeated, path)
                 for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     for values in zip(*(_values(column, path) for column in batch.columns), strict=True):
                         row = dict(zip(batch.schema.names, values, strict=True))
@@ -194,21 +206,19 @@ def _parquet_records(path: Path, chosen: Callable[[pa.Schema], list[str]], conte
         raise SourceError(Problem(what, str(path), _UNREADABLE_PARQUET)) from error
 
 
-def _delta_texts(footer: pq.FileMetaData, texts: Collection[str]) -> set[str]:
-    """The columns of texts that pyarrow can't decode into dictionaries."""
+def _repeated_texts(footer: pq.FileMetaData, texts: Collection[str]) -> set[str]:
+    """The columns of texts that pyarrow can't decode into dictionaries: by their encodings, or inside of others."""
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
-    columns = (group.column(index) for group in groups for index in range(group.num_columns))
-    return {
-        column.path_in_schema
-        for column in columns
-        if column.path_in_schema in texts and not _DELTA_ENCODINGS.isdisjoint(column.encodings)
-    }
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    found = {column.path_in_schema for column in columns if not _DELTA_ENCODINGS.isdisjoint(column.encodings)}
+    inside = {column.path_in_schema for column in columns if column.physical_type == "BYTE_ARRAY"} - {*texts}
+    return (found & {*texts}) | inside
 
 
-def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], deltas: set[str], path: Path) -> int:
+def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], repeated: set[str], path: Path) -> int:
     """Rows of a row group that are decoded at once, by their size in the footer.
 
-    Each row of `deltas` could repeat all the bytes of its column chunk.
+    Each row of `repeated` could repeat all the bytes of its column chunk.
     """
     rows = max(group.num_rows, 1)
     columns = [group.column(index) for index in range(group.num_columns)]
@@ -216,57 +226,35 @@ def _rows_at_once(group: pq.RowGroupMetaData, names: Collection[str], deltas: se
     elements = max((column.num_values // rows for column in read), default=0)
     if elements > MAX_TOKENS:
         raise _too_long(elements, path)
-    sizes = [(column.total_uncompressed_size, 1 if column.path_in_schema in deltas else rows) for column in read]
+    sizes = [(column.total_uncompressed_size, 1 if column.path_in_schema in repeated else rows) for column in read]
     width = max((size // of_rows for size, of_rows in sizes), default=0)
     return max(1, min(_ROWS_AT_ONCE, _ELEMENTS_AT_ONCE // max(elements, 1), _BYTES_AT_ONCE // max(width, 1)))
 
 
 def _values(column: pa.Array, path: Path) -> Iterator[Any]:
-    """The values of a column; lists are made one by one, and equal texts of a dictionary only once."""
+    """The values of a column: lists of numbers as arrays, one by one, times as microseconds, equal texts only once."""
     if isinstance(column, pa.DictionaryArray):
         texts = column.dictionary.to_pylist()
         return (None if index is None else texts[index] for index in column.indices.to_pylist())
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        ends = column.offsets.to_numpy()
-        longest = int(np.diff(ends).max(initial=0))
-        if longest > MAX_TOKENS:
-            raise _too_long(longest, path)
+    if any(is_one(column.type) for is_one in _LISTS):
+        return (_list(value, path) for value in column)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+    elif pa.types.is_duration(column.type):
+        column = column.cast(pa.duration("us"), safe=False).cast(pa.int64())
     return (value.as_py() for value in column)
+
+
+def _list(value: Any, path: Path) -> Any:
+    if not value.is_valid:
+        return None
+    items: pa.Array = value.values
+    if len(items) > MAX_TOKENS:
+        raise _too_long(len(items), path)
+    is_numbers = any(is_one(items.type) for is_one in _NUMBERS) and items.null_count == 0
+    return items.to_numpy(zero_copy_only=False) if is_numbers else items.to_pylist()
 
 
 def _too_long(elements: int, path: Path) -> SourceError:
     hint = f"responses of up to {MAX_TOKENS} tokens are read"
     return SourceError(Problem(f"lists of {elements} elements", str(path), hint))
-
-
-def first_keys(path: Path) -> frozenset[str]:
-    """The keys of the first object of a JSON file, columns of a CSV or Parquet file, first texts of a dump."""
-    suffix = plain_suffix(path)
-    if suffix in (".pt", ".pth", ".pkl"):
-        return first_texts(path)
-    try:
-        if suffix == ".parquet":
-            return frozenset(pq.read_schema(path).names)
-        if suffix in LINE_SUFFIXES:
-            with opened(path) as stream:
-                return frozenset(_first_keys_of_lines(stream, suffix))
-    except (OSError, EOFError, ValueError, RecursionError, NotImplementedError, SourceError):
-        pass
-    return frozenset()
-
-
-def _first_keys_of_lines(stream: IO[bytes], suffix: str) -> Iterable[str]:
-    head = stream.readline(lines.MAX_LINE_BYTES)
-    if suffix == ".csv":
-        return [name.strip().strip('"') for name in head.decode("utf-8-sig").rstrip("\r\n").split(",")]
-    data = json.loads(head if head.strip() != b"{" else head + _rest_of_object(stream))
-    return data if isinstance(data, dict) else ()
-
-
-def _rest_of_object(stream: IO[bytes]) -> bytearray:
-    rest = bytearray()
-    while line := stream.readline(1 << 20):
-        rest += line
-        if line.startswith(b"}") or len(rest) > 1 << 24:
-            break
-    return rest

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from tokenaudit.contracts.errors import Problem, SourceError, nearest_hint, shown
-from tokenaudit.contracts.schema import COLUMN_BY_NAME, VERSION_RUNS, ColumnType, EventKind
+from tokenaudit.contracts.schema import EventKind
 from tokenaudit.importers.base import (
     Context,
     FieldFault,
@@ -22,21 +18,31 @@ from tokenaudit.importers.base import (
     Lack,
     Precision,
 )
-from tokenaudit.importers.fields import int_list, number, stable_id
+from tokenaudit.importers.csv_files import csv_records
 from tokenaudit.importers.files import SourceRecord, json_records, parquet_records
-from tokenaudit.importers.packed import opened_lines, plain_suffix
+from tokenaudit.importers.packed import CSV_SUFFIXES, plain_suffix
 from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
-from tokenaudit.log.writer import TOKEN_COLUMNS, Row
-from tokenaudit.record import json_lines as lines
+from tokenaudit.importers.table_columns import COLUMNS, NEEDED, ColumnPlaces, Place, no_columns, value_at
+from tokenaudit.importers.table_values import table_value
+from tokenaudit.log.writer import Row
+from tokenaudit.record.waiting_rows import cost_of
 
-COLUMNS = tuple(name for name in COLUMN_BY_NAME if name != VERSION_RUNS)
-"""Columns that a table may have; a log with version runs needs no import."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-_NUMBER = {ColumnType.INTEGER: "it is a whole number", ColumnType.REAL: "it is a number"}
-_IDS = ("group_id", "rollout_id")
-_SUFFIXES = (".jsonl", ".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".ndjson", *CSV_SUFFIXES, ".parquet")
 _KINDS = tuple(kind.value for kind in EventKind)
+_MISSED_ROWS = 1000
+"""Rows without the columns that are needed after which a table is given up."""
+MOST_PUT_COST = 2**27
+"""What the rows of one put may take, as `cost_of` counts it; no group is that large, a crafted table is."""
+_MOST_GROUPS = 1_000_000
+"""Groups of a stretch that are remembered."""
+_APART = (
+    "rows of some groups don't stand together within their step, so each stretch of them counts as a put of its own: "
+    "sort the table by train_step and group_id, or give it an event_id"
+)
 
 
 def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
@@ -44,70 +50,157 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 
     A group, or another event, that comes again in a later stretch of its step is another writing of it.
     """
-    rollout_id = 0
+    table = _Table(files, context)
+    puts = _Puts(context)
     has_timeline = False
-    missing = {theirs: ours for ours, theirs in context.renamed.items()}
-    put: ImportedPut | None = None
-    put_key: object = None
     stretch = 0
     stretch_key: object = None
-    for path in files:
-        for data, where in _records(path, context):
-            if missing:
-                missing = {theirs: ours for theirs, ours in missing.items() if theirs not in data}
-            row = None
-            with context.noting(where):
-                row = _row(data, context)
-            if row is None:
-                continue
-            event_id = row.pop("event_id", None)
-            step = row.get("train_step")
-            if step is not None and (path, step) != stretch_key:
-                stretch, stretch_key = stretch + 1, (path, step)
-            key = (row.get("task_name"), row.get("group_id"), step)
-            key = key if event_id is None else ("event", event_id)
-            if put is not None and (key != put_key or row.get("event", "put") != "put"):
-                yield put
-                put = None
-            if row.get("event", "put") != "put":
-                has_timeline = has_timeline or row["event"] != EventKind.SYNC
-                writing = None if step is None else Writing((step, row.get("task_name")), str(stretch))
-                yield ImportedEvent(row, where, writing)
-                continue
-            # a group of a step may be in parts, which its rollouts tell from what a resumed run wrote again
-            named = row.get("rollout_id")
-            row.setdefault("rollout_id", rollout_id)
-            rollout_id += 1
-            if put is None:
-                put_key, task_name = key, context.task(row.get("task_name"))
-                writing = Writing((step, task_name, row["group_id"], named), str(stretch))
-                put = ImportedPut(row["train_step"], task_name, row["group_id"], [], where, writing)
-            put.rows.append(row)
-    if put is not None:
-        yield put
+    for path, row, where in table.rows():
+        step = row.get("train_step")
+        if step is not None and (path, step) != stretch_key:
+            stretch, stretch_key = stretch + 1, (path, step)
+        if row.get("event", "put") == "put":
+            yield from puts.add(row, where, stretch)
+            continue
+        yield from puts.end()
+        has_timeline = has_timeline or row["event"] != EventKind.SYNC
+        row.pop("event_id", None)
+        writing = None if step is None else Writing((step, row.get("task_name")), str(stretch))
+        yield ImportedEvent(row, where, writing)
+    yield from puts.end()
     if not has_timeline:
         context.limit(Lack.TIMELINE)
-    for theirs, ours in missing.items():
+    for ours, theirs in table.missing.items():
         context.limit(f"no row has the column {theirs!r:.60} that --map names, so {ours} is unknown")
 
 
-def _row(data: dict[str, Any], context: Context) -> Row:
-    row: Row = {}
-    for ours in COLUMNS:
-        value = data.get(context.renamed.get(ours, ours))
-        if value is not None and value != "":
-            row[ours] = _value(ours, value)
-    event = row.get("event", EventKind.PUT)
-    if event == EventKind.PUT:
-        for name in ("group_id", "train_step"):
-            if name not in row:
-                hint = f"every response needs it; name its column with --map theirs={name}"
-                raise FieldFault(f"{context.renamed.get(name, name)} is missing", hint)
-        row.setdefault("status", "completed")
-        _stamp(row, context)
-    elif event not in _KINDS:
-        raise FieldFault(f"unknown event {shown(event)}", f"events: {', '.join(_KINDS)}")
-    return row
+class _Puts:
+    """Rows of responses, gathered into puts."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._put: ImportedPut | None = None
+        self._key: object = None
+        self._cost = 0
+        self._responses = 0
+        self._stretch = 0
+        self._groups: set[int] = set()
+
+    def add(self, row: Row, where: str, stretch: int) -> Iterator[ImportedPut]:
+        """Add a response, of one stretch of its step; the put before it, where it begins another one.
+
+        Raises:
+            SourceError: a put of more rows than memory can be expected to hold.
+        """
+        event_id = row.pop("event_id", None)
+        group = (row.get("task_name"), row["group_id"], row["train_step"])
+        key = group if event_id is None else ("event", event_id)
+        if self._put is None or key != self._key:
+            yield from self.end()
+            if event_id is None:
+                self._begin(group, stretch)
+            self._key = key
+            task = self._context.task(row.get("task_name"))
+            # a group of a step may be in parts, which its rollouts tell from what a resumed run wrote again
+            writing = Writing((row["train_step"], task, row["group_id"], row.get("rollout_id")), str(stretch))
+            self._put = ImportedPut(row["train_step"], task, row["group_id"], [], where, writing)
+        row.setdefault("rollout_id", self._responses)
+        self._responses += 1
+        self._put.rows.append(row)
+        self._cost += cost_of([row])
+        if self._cost > MOST_PUT_COST:
+            what = f"group {row['group_id']} of train step {row['train_step']} has too many rows to be one group"
+            raise SourceError(Problem(what, self._put.where, "group_id is the same for the responses to one prompt"))
+
+    def _begin(self, group: object, stretch: int) -> None:
+        """Notice a group that was there before in the same stretch of a step."""
+        if self._stretch != stretch:
+            self._stretch = stretch
+            self._groups.clear()
+        if hash(group) in self._groups:
+            self._context.limit(_APART)
+        if len(self._groups) < _MOST_GROUPS:
+            self._groups.add(hash(group))
+
+    def end(self) -> Iterator[ImportedPut]:
+        """The put that is open, if any."""
+        if self._put is not None:
+            yield self._put
+        self._put, self._cost = None, 0
+
+
+class _Table:
+    """The rows of files as log columns.
+
+    Attributes:
+        missing: their names by ours, of the columns that `--map` names and no row had so far.
+    """
+
+    def __init__(self, files: Sequence[Path], context: Context) -> None:
+        self._files = files
+        self._context = context
+        self._places = ColumnPlaces(context.renamed)
+        self.missing = dict(context.renamed)
+
+    def rows(self) -> Iterator[tuple[Path, Row, str]]:
+        """Every row that can be read, with its file and its place.
+
+        Raises:
+            SourceError: a file can't be read, or no row has the columns that are needed.
+        """
+        missed, found_any = 0, False
+        lacking: Problem | None = None
+        for path in self._files:
+            for data, where in self._records(path):
+                places = self._places.of(data)
+                row = None
+                with self._context.noting(where):
+                    row = self._row(data, places)
+                if row is not None:
+                    found_any = True
+                    yield path, row, where
+                elif not found_any and not places.keys() >= {*NEEDED}:
+                    missed += 1
+                    lacking = lacking or no_columns([*data], places, where)
+                    if missed == _MISSED_ROWS:
+                        raise SourceError(lacking)
+        if lacking is not None and not found_any:
+            raise SourceError(lacking)
+
+    def _records(self, path: Path) -> Iterator[SourceRecord]:
+        """The rows of a file; columns of a Parquet file that have no place in a log are never read."""
+        suffix = plain_suffix(path)
+        if suffix in CSV_SUFFIXES:
+            return csv_records(path, self._context)
+        if suffix == ".parquet":
+            return parquet_records(path, self._wanted, self._context)
+        return json_records(path, self._context)
+
+    def _wanted(self, schema: pa.Schema) -> list[str]:
+        places = self._places.of(schema.names).values()
+        return [*dict.fromkeys(".".join(place) for place in places)]
+
+    def _row(self, data: dict[str, Any], places: Mapping[str, Place]) -> Row:
+        row: Row = {}
+        for ours, place in places.items():
+            value = value_at(data, place)
+            if self.missing and ours in self.missing and (value is not None or len(place) == 1):
+                del self.missing[ours]
+            value = table_value(ours, value)
+            if value is not None:
+                row[ours] = value
+        event = row.get("event", EventKind.PUT)
+        if event == EventKind.PUT:
+            missing = [name for name in NEEDED if name not in row]
+            if missing:
+                hint = f"every response needs it; name its column with --map theirs={missing[0]}"
+                called = " and ".join(self._context.renamed.get(name, name) for name in missing)
+                raise FieldFault(f"{called} {'is' if len(missing) == 1 else 'are'} missing", hint)
+            row.setdefault("status", "completed")
+            _stamp(row, self._context)
+        elif event not in _KINDS:
+            raise FieldFault(f"unknown event {shown(event)}", f"events: {', '.join(_KINDS)}")
+        return row
 
 
 def _stamp(row: Row, context: Context) -> None:
@@ -118,92 +211,13 @@ def _stamp(row: Row, context: Context) -> None:
     for name in ("model_step", "model_step_end"):
         if name in row:
             row[name] = context.versions.model_step(row[name])
+    stated = row.get("version_precision")
+    if stated is not None and stated not in {*Precision}:
+        raise FieldFault(f"version_precision is {shown(stated)}", f"it is one of: {', '.join(Precision)}")
     known = row.get("model_step") is not None or (versions is not None and len(versions) > 0)
     is_span = known and row.get("model_step_end", row.get("model_step")) != row.get("model_step")
     derived = Precision.SPAN if is_span else Precision.EXACT if known else Precision.NONE
     context.limit_of(row.setdefault("version_precision", derived))
-
-
-def _value(name: str, value: Any) -> Any:
-    """A value as its column holds it; texts of a CSV file are read as what they should be."""
-    kind = COLUMN_BY_NAME[name].type
-    if name in _IDS:
-        return stable_id(value)
-    if name in TOKEN_COLUMNS:
-        return _list(name, value, kind)
-    if kind is ColumnType.TEXT:
-        if not isinstance(value, str):
-            raise FieldFault(f"{name} is {shown(value)}", "it is text")
-        return value
-    if kind is ColumnType.FLAG:
-        if isinstance(value, str) and value.lower() in ("true", "false", "0", "1"):
-            value = value.lower() in ("true", "1")
-        if not isinstance(value, bool):
-            raise FieldFault(f"{name} is {shown(value)}", "it is true or false")
-        return value
-    real = value
-    if isinstance(value, str):
-        try:
-            real = int(value) if kind is ColumnType.INTEGER else float(value)
-        except ValueError as error:
-            raise FieldFault(f"{name} is {shown(value)}", _NUMBER[kind]) from error
-    if kind is ColumnType.REAL:
-        return number(real, name)
-    if isinstance(real, float) and real.is_integer():
-        real = int(real)
-    if isinstance(real, bool) or not isinstance(real, int) or abs(real) >= 2**63:
-        raise FieldFault(f"{name} is {shown(value)}", "it is a whole number")
-    return real
-
-
-def _list(name: str, value: Any, kind: ColumnType) -> Any:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise FieldFault(f"{name} is {shown(value)}", "lists in CSV are written as JSON: [1, 2]") from error
-    if kind is ColumnType.REAL_LIST:
-        if not isinstance(value, list):
-            raise FieldFault(f"{name} is {shown(value)}", "it is a list of numbers")
-        return [number(item, name) for item in value]
-    array = int_list(value, name)
-    return (array != 0).astype("int8") if kind is ColumnType.MASK_LIST else array
-
-
-def _records(path: Path, context: Context) -> Iterator[SourceRecord]:
-    """The rows of a file; columns of a Parquet file that have no place in a log are never read."""
-    suffix = plain_suffix(path)
-    if suffix == ".csv":
-        return _csv(path, context)
-    if suffix == ".parquet":
-        wanted = {context.renamed.get(ours, ours) for ours in COLUMNS}
-        return parquet_records(path, lambda schema: [name for name in schema.names if name in wanted], context)
-    return json_records(path, context)
-
-
-def _csv(path: Path, context: Context) -> Iterator[SourceRecord]:
-    csv.field_size_limit(lines.MAX_LINE_BYTES)
-    with context.reading(), _as_csv(path), opened_lines(path, context) as stream:
-        reader = csv.DictReader(_bounded(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
-        for data in reader:
-            named = {name: value for name, value in data.items() if name}
-            yield SourceRecord(context.fields(named), f"{path}, line {reader.line_num}")
-
-
-@contextmanager
-def _as_csv(path: Path) -> Iterator[None]:
-    """What isn't CSV inside is a fault of the file."""
-    try:
-        yield
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise SourceError(Problem(f"not a CSV file: {error}", str(path), "write it as UTF-8 with a header")) from error
-
-
-def _bounded(stream: IO[str]) -> Iterator[str]:
-    while line := stream.readline(lines.MAX_LINE_BYTES):
-        if len(line) == lines.MAX_LINE_BYTES:
-            raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES} characters")
-        yield line
 
 
 def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
@@ -231,8 +245,8 @@ def parsed_map(pairs: Sequence[str]) -> dict[str, str]:
 IMPORTER = Importer(
     name="generic",
     title="any table with one response a row",
-    files="*.jsonl, *.csv, *.parquet",
-    looks_like=lambda path, keys: path.suffix.lower() in _SUFFIXES and keys >= {"group_id", "train_step"},
+    files="*.jsonl, *.csv, *.tsv, *.parquet",
+    looks_like=lambda path, keys: path.suffix.lower() in _SUFFIXES and ColumnPlaces({}).of(keys).keys() >= {*NEEDED},
     read=_read,
     suffixes=_SUFFIXES,
     precisions=tuple(Precision),

@@ -16,7 +16,8 @@ import pyarrow as pa
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
 
-LINE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
+CSV_SUFFIXES = (".csv", ".tsv")
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".json", *CSV_SUFFIXES)
 """Extensions of files that are read from beginning to end, so that they may be compressed."""
 
 _PACKED_SUFFIXES = (".gz", ".zst", ".zstd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 
 from tokenaudit.contracts.errors import shown
@@ -16,7 +17,8 @@ def log_id(value: object) -> int:
         ValueError: neither a text nor a number of at least 0 that fits 63 bits.
     """
     if isinstance(value, str):
-        if value.isascii() and value.isdigit() and len(value) < 19:
+        # 007 and 7 are two texts, so one of them is no number
+        if re.fullmatch("0|[1-9][0-9]{0,18}", value) and int(value) < 2**63 - 1:
             return int(value)
         digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 11

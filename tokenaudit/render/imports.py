@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.importers.answers import Imports, answers
 from tokenaudit.importers.base import Context, Importer
+from tokenaudit.importers.table_columns import ColumnPlaces
 from tokenaudit.importers.write import LOOKED_AT_EVENTS, Look
 from tokenaudit.log.absent_columns import column_called
 from tokenaudit.log.writer import Row
@@ -98,8 +99,7 @@ def left_out_text(importer: Importer, context: Context) -> str:
     listed = ", ".join(map(printable, names))
     if not importer.is_generic:
         return listed
-    present = [context.renamed.get(name, name) for name in importer.reads]
-    absent = {name for name, theirs in zip(importer.reads, present, strict=True) if theirs not in context.names}
+    absent = {*importer.reads} - ColumnPlaces(context.renamed).of(context.names).keys()
     # of several that mean the same column, the first
     likely = {ours: name for name in reversed(names) if (ours := column_called(name)) in absent}
     pairs = [f"--map {shlex.quote(f'{printable(name)}={ours}')}" for ours, name in reversed(likely.items())]
