@@ -122,7 +122,7 @@ CASES: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("ROLL, agentic native", _ROLL): archived("roll_native"),
     ("tinker-cookbook", "iteration_<N>/train_rollout_summaries.jsonl"): _tinker,
     ("TRL", "completions/completions_<step>.parquet"): archived("trl_extra_float"),
-    ("any", "*.jsonl, *.csv, *.parquet"): _table,
+    ("any", "*.jsonl, *.csv, *.tsv, *.parquet"): _table,
 }
 """What makes the file of each shape in a folder, by trainer and name of the file."""
 

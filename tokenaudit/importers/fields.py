@@ -76,12 +76,12 @@ def mapping(value: object, name: str) -> dict[str, Any]:
 
 
 def int_list(value: object, name: str) -> np.ndarray[Any, Any]:
-    """A flat list of whole numbers (or bools) as an int64 array. Raises a `FieldFault` if it is something else."""
+    """A flat list of whole numbers (floats, bools) as an int64 array. Raises a `FieldFault` if it is something else."""
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise FieldFault(f"{name} is no list of whole numbers") from error
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+    if array.ndim != 1 or (array.size and not _is_whole(array)):
         raise FieldFault(f"{name} is no list of whole numbers")
     return array.astype(np.int64)
 
@@ -96,6 +96,13 @@ def real_list(value: object, name: str) -> np.ndarray[Any, Any]:
     if array.ndim != 1:
         raise FieldFault(f"{name} is no list of numbers")
     return array
+
+
+def _is_whole(array: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers are whole ones of 64 bits; data frames turn them into floats where some are missing."""
+    if array.dtype.kind == "f":
+        return bool((np.abs(array) < 2**53).all() and (array == np.trunc(array)).all())
+    return array.dtype.kind in "bi" or (array.dtype.kind == "u" and int(array.max()) < 2**63)
 
 
 def pieces(parts: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:

@@ -252,6 +252,6 @@ IMPORTER = Importer(
     precisions=tuple(Precision),
     reads=COLUMNS,
     lacks=(),
-    shapes=(Shape("any", "", "*.jsonl, *.csv, *.parquet", tuple(Gives)),),
+    shapes=(Shape("any", "", "*.jsonl, *.csv, *.tsv, *.parquet", tuple(Gives)),),
     is_generic=True,
 )

@@ -173,10 +173,12 @@ def _rows(imported: Imported) -> list[Row]:
         values = imported.values.copy()
         return [event_row(EventKind(values.pop("event", "put")), **values)]
     responses = [{name: value for name, value in row.items() if name in RESPONSE_COLUMNS} for row in imported.rows]
+    times = [row["time_us"] for row in imported.rows if row.get("time_us") is not None]
     return put_rows(
         responses,
         group_id=imported.group_id,
         train_step=imported.train_step,
         task_name=imported.task_name,
-        time_us=imported.rows[0].get("time_us"),
+        # a group is put once its last response is there
+        time_us=max(times, default=None),
     )
