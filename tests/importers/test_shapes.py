@@ -9,8 +9,7 @@ import pytest
 from tests.importers.importing import imported
 from tests.importers.shapes import CASES, SHAPES
 from tokenaudit.importers.base import Importer
-from tokenaudit.importers.detect import IMPORTERS, detected, files_of
-from tokenaudit.importers.files import first_keys
+from tokenaudit.importers.detect import IMPORTERS, detected, files_of, first_keys
 from tokenaudit.importers.shapes import Shape
 
 

@@ -41,7 +41,7 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 CONFIG_FILE = "tokenaudit.toml"
 """The config file that is found without being named."""
-OTHER_TABLES = (".csv", ".jsonl")
+OTHER_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 """Extensions of tables that become logs by an import."""
 
 
