@@ -231,7 +231,7 @@ def test_ids_that_are_equal_texts_are_equal_in_all_files(tmp_path: Path):
     groups = [12.0, math.nan, 2.0]
     rows = [ROW | {"group_id": group, "rollout_id": 3 + place} for place, group in enumerate(groups) if group == group]
     parquet(rows, folder / "d.parquet")
-    parquet([ROW | {"group_id": Decimal(12), "rollout_id": b"r"}], folder / "e.parquet")
+    parquet([ROW | {"group_id": Decimal(12), "rollout_id": b"r", "train_step": 4}], folder / "e.parquet")
     log = imported("generic", folder)
     by_name = id_of(str(name))
     assert log.column("group_id") == [by_name, 12, by_name, 12, 12, by_name, 12, 2, 12]
