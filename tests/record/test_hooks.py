@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import threading
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def attach(buffer: Any, recorder: Recorder, *names: str) -> Detach:
     def get(_: Mapping[str, Any]) -> Record:
         return lambda group_id: recorder.take(1, 1, rollout_ids=[group_id])
 
-    hooks = {name: Hook(put) if name.startswith("put") else Hook(get, is_alone=False) for name in names}
+    hooks = {name: Hook(put, is_alone=True) if name.startswith("put") else Hook(get) for name in names}
     return Hooks(recorder).attach(buffer, hooks)
 
 
@@ -186,10 +188,10 @@ def test_what_waits_for_a_put_that_fails_is_recorded_all_the_same(tmp_path: Path
     buffer = Failing()
     with Recorder(tmp_path) as recorder:
         hooks = Hooks(recorder)
-        take = Hook(lambda _: lambda group_id: recorder.take(1, 1, rollout_ids=[group_id]), is_alone=False)
+        take = Hook(lambda _: lambda group_id: recorder.take(1, 1, rollout_ids=[group_id]))
         other = Buffer()
         hooks.attach(other, {"get": take})
-        hooks.attach(buffer, {"put": Hook(lambda _: None)})
+        hooks.attach(buffer, {"put": Hook(lambda _: None, is_alone=True)})
         other.queue = buffer.queue
         buffer.queue.put(1)
 
@@ -243,7 +245,7 @@ def test_failures_are_counted_and_told_once(tmp_path: Path):
     buffer = Buffer()
     with Recorder(tmp_path) as recorder:
         recorder.refresh(1)
-        Hooks(recorder).attach(buffer, {"put": Hook(failing)})
+        Hooks(recorder).attach(buffer, {"put": Hook(failing, is_alone=True)})
         with pytest.warns(RuntimeWarning, match=r"^not recorded: Odd \(told once") as told:
             assert [buffer.put(number) for number in range(5)] == [f"put {number}" for number in range(5)]
         assert len(told) == 1
@@ -378,3 +380,158 @@ def test_an_object_that_cannot_be_changed_is_refused(tmp_path: Path):
             attach(Fixed(), recorder, "put")
         with pytest.raises(TypeError, match="Fixed has no method get"):
             attach(Fixed(), recorder, "put", "get")
+
+
+def test_an_object_that_can_be_changed_in_part_stays_as_it_was(tmp_path: Path):
+    class Half(Buffer):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "get":
+                raise AttributeError("get is fixed")
+            super().__setattr__(name, value)
+
+    buffer, other = Half(), Buffer()
+    with Recorder(tmp_path) as recorder:
+        with pytest.raises(TypeError, match="get is fixed"):
+            attach(buffer, recorder, "put", "get")
+        hooks = Hooks(recorder)
+        with pytest.raises(TypeError, match="get is fixed"):
+            hooks.attach_all([(other, {"put": Hook(lambda _: None)}), (buffer, {"get": Hook(lambda _: None)})], "run")
+        assert not vars(buffer).keys() & {"put", "get"}
+        assert "put" not in vars(other)
+
+
+def test_several_objects_are_detached_at_once_and_end_once(tmp_path: Path):
+    async def run(buffer: Buffer, other: Buffer) -> None:
+        waiting = asyncio.create_task(buffer.get_async())
+        await asyncio.sleep(0)
+        detach()
+        detach()
+        other.put(2)
+        buffer.put(3)
+        assert await waiting == 3
+
+    buffer, other, ended = Buffer(), Buffer(), list[str]()
+    with Recorder(tmp_path) as recorder:
+        take = Hook(lambda _: lambda group_id: recorder.take(1, 1, rollout_ids=[group_id]))
+        parts = [(buffer, {"get_async": take}), (other, {"put": Hook(lambda _: lambda _: ended.append("put"))})]
+        detach = Hooks(recorder).attach_all(parts, "run", lambda: ended.append("end"))
+        other.put(1)
+        asyncio.run(run(buffer, other))
+    # what ends behind the end of the recording is no part of it
+    assert ended == ["put", "end"]
+    assert events_of(tmp_path) == []
+
+
+class Awaitable:
+    """Can be awaited, by whoever has it."""
+
+    def __await__(self) -> Any:
+        yield
+        return 1
+
+
+def test_futures_of_a_method_stay_what_they_are(tmp_path: Path):
+    class Later(Buffer):
+        def put_later(self, group_id: int) -> Any:
+            if group_id < 0:
+                return Awaitable()
+            if group_id == 9:
+                return asyncio.create_task(asyncio.sleep(60))
+            return asyncio.create_task(self.put_async(group_id))
+
+        def put_in_pool(self, group_id: int) -> Any:
+            return pool.submit(self.put, group_id)
+
+    async def run(buffer: Later) -> None:
+        task = buffer.put_later(1)
+        assert isinstance(task, asyncio.Task)
+        assert await task == "put 1"
+        cancelled = buffer.put_later(9)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        with pytest.warns(RuntimeWarning, match="returned a Awaitable, whose result only the trainer can see"):
+            assert isinstance(buffer.put_later(-1), Awaitable)
+
+    buffer = Later()
+    with Recorder(tmp_path) as recorder, ThreadPoolExecutor(1) as pool:
+        attach(buffer, recorder, "put_later", "put_in_pool")
+        asyncio.run(run(buffer))
+        assert buffer.put_in_pool(4).result(30) == "put 4"
+        pool.shutdown()
+        assert recorder.rejected_events == 1
+    assert events_of(tmp_path) == [("put", 1), ("put", 4)]
+
+
+def test_a_future_that_fails_is_not_marked_as_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    async def fail() -> None:
+        raise OSError("nobody looks")
+
+    async def run(buffer: Any) -> None:
+        buffer.put_later(1)
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    buffer = Buffer()
+    buffer.put_later = lambda group_id: asyncio.ensure_future(fail())  # type: ignore[method-assign]
+    with Recorder(tmp_path) as recorder:
+        attach(buffer, recorder, "put_later")
+        asyncio.run(run(buffer))
+    assert "Task exception was never retrieved" in caplog.text
+
+
+def test_what_a_method_starts_in_the_background_is_recorded_when_the_method_is_over(tmp_path: Path):
+    class Starting(Buffer):
+        async def start(self) -> Any:
+            return asyncio.create_task(self.serve())
+
+        async def serve(self) -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+            self.put(5)
+
+    async def run(buffer: Starting) -> None:
+        await (await buffer.start())
+
+    buffer = Starting()
+    with Recorder(tmp_path) as recorder:
+        hooks = Hooks(recorder)
+        put = Hook(lambda got: lambda _: recorder.sync(got["group_id"], 1))
+        hooks.attach_all([(buffer, {"start": Hook(lambda _: lambda _: recorder.refresh(1)), "put": put})], "run")
+        asyncio.run(run(buffer))
+    assert [(row["event"], row["train_step"]) for row in rows_of(tmp_path)] == [("refresh", 1), ("sync", 5)]
+
+
+def test_a_method_is_recorded_also_inside_of_another_where_its_hook_says_so(tmp_path: Path):
+    buffer = Buffer()
+    with Recorder(tmp_path) as recorder:
+        put = Hook(lambda got: lambda _: recorder.refresh(got["group_id"]), is_own=True)
+        many = Hook(lambda got: lambda _: recorder.refresh(len(got["group_ids"])))
+        Hooks(recorder).attach(buffer, {"put": put, "put_many": many})
+        buffer.put_many([7, 8])
+    assert [row["train_step"] for row in rows_of(tmp_path)] == [7, 8, 2]
+
+
+@pytest.mark.parametrize("is_by_name", [False, True])
+def test_arguments_have_their_names_where_a_subclass_passes_on_whatever_it_gets(is_by_name: bool, tmp_path: Path):
+    class Any1(Buffer):
+        def put(self, *args: Any, **kwargs: Any) -> str:
+            return super().put(*args, **kwargs)
+
+    class More(Buffer):
+        def put(self, group_id: int, step: int = 1, *extra: int, **options: int) -> str:
+            return super().put(group_id, step)
+
+    class Unnamed:
+        def put(self, *args: Any, **kwargs: Any) -> str:
+            return "put 6"
+
+    arguments: list[dict[str, Any]] = []
+    with Recorder(tmp_path) as recorder:
+        for buffer in (Any1(), More(), Unnamed()):
+            Hooks(recorder).attach(buffer, {"put": Hook(lambda got: arguments.append(dict(got)))})
+            assert (buffer.put(group_id=6) if is_by_name else buffer.put(6)) == "put 6"
+        assert buffer.put(6, step=2) == "put 6"
+    unnamed = "group_id" if is_by_name else "args 0"
+    defaults = {"group_id": 6, "step": 1}
+    assert arguments == [defaults, defaults, {unnamed: 6}, {"args 0": 6, "step": 2}]

@@ -6,7 +6,6 @@ Read: areal/infra/workflow_executor.py and areal/infra/staleness_manager.py of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,21 +44,21 @@ def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_
     """
     hooks = Hooks(recorder)
     run = _Run(executor, recorder, hooks, task_name)
-    gives = {name: Hook(lambda _: run.gave, is_alone=False) for name in ("active_submit_and_wait", "wait_results")}
+    gives = {name: Hook(lambda _: run.gave) for name in ("active_submit_and_wait", "wait_results")}
     ends = {
-        "on_rollout_accepted": Hook(lambda _: lambda _: run.ended(is_accepted=True), is_alone=False),
-        "on_rollout_rejected": Hook(lambda _: lambda _: run.ended(is_accepted=False), is_alone=False),
+        "on_rollout_accepted": Hook(lambda _: lambda _: run.ended(is_accepted=True)),
+        "on_rollout_rejected": Hook(lambda _: lambda _: run.ended(is_accepted=False)),
     }
-    with ExitStack() as attached:
-        factory = {"task_factory": Hook(run.submitted, is_alone=False)}
-        attached.callback(hooks.attach(executor.dispatcher, gives | factory, "executor"))
-        attached.callback(hooks.attach(executor.staleness_manager, ends, "executor"))
-        attached.callback(
-            hooks.attach(executor.inference_engine, {"set_version": Hook(run.synced, is_alone=False)}, "executor")
-        )
-        attached.callback(hooks.guarded, run.end)
-        recorder.note_limit(Lack.WAITING)
-        return attached.pop_all().close
+    factory = {"task_factory": Hook(run.submitted)}
+    syncs = {"set_version": Hook(run.synced)}
+    parts = [
+        (executor.dispatcher, gives | factory),
+        (executor.staleness_manager, ends),
+        (executor.inference_engine, syncs),
+    ]
+    detach = hooks.attach_all(parts, "executor", run.end)
+    recorder.note_limit(Lack.WAITING)
+    return detach
 
 
 class _Task:

@@ -8,36 +8,38 @@ before the call, and returns what gets the result behind it.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
-import itertools
 import os
-import sys
 import threading
-import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from tokenaudit.contracts.errors import RecordError
+from tokenaudit.record.call_arguments import named_arguments, signatures_of
 from tokenaudit.record.recorder import Recorder
+from tokenaudit.record.told_once import ToldOnce, said
 
 Record = Callable[[Any], None]
 """Gets the result of a call."""
 Handler = Callable[[Mapping[str, Any]], Record | None]
-"""Gets the arguments of a call by their names, defaults too; returns what records the result, or None for nothing."""
+"""Gets the arguments of a call by their names, defaults too, those without a name under their places.
+
+Returns what records the result, or None for nothing.
+"""
 Detach = Callable[[], None]
 """Takes the wrappers of an object off again; a second call does nothing."""
 
 _attaching = threading.Lock()
 _wrappers: WeakSet[FunctionType] = WeakSet()
 """The wrappers there are."""
-_running: ContextVar[tuple[Hooks, ...]] = ContextVar("tokenaudit_running", default=())
-"""Whose wrapped methods are running: the methods that such a one calls itself are part of it."""
-_LONGEST_REPORT = 500
+_running: ContextVar[tuple[_Running, ...]] = ContextVar("tokenaudit_running", default=())
+"""The wrapped methods that are running: the methods that such a one calls itself are part of it."""
 
 
 class Hook(NamedTuple):
@@ -48,10 +50,19 @@ class Hook(NamedTuple):
         is_alone: calls of such methods wait for each other, so that they are recorded in the order in which they take
             effect. Not for a method that may wait for another one, such as a `get` for a `put`: it runs at any time,
             and what returns while an alone call runs is recorded behind that.
+        is_own: recorded also where another wrapped method calls it.
     """
 
     handler: Handler
-    is_alone: bool = True
+    is_alone: bool = False
+    is_own: bool = False
+
+
+class _Running:
+    """A wrapped method that runs, and then is over; what it started in the background may go on behind it."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.hooks: Hooks | None = hooks
 
 
 class Hooks:
@@ -64,7 +75,7 @@ class Hooks:
     def __init__(self, recorder: Recorder | Callable[[], Recorder]) -> None:
         self._made = recorder
         self._process = os.getpid()
-        self._failures = itertools.count()
+        self._tell = ToldOnce()
         self._alone = threading.RLock()
         """Held by the thread whose alone call runs."""
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -74,6 +85,8 @@ class Hooks:
         self._alone_calls = 0
         self._late: list[tuple[Record, Any]] = []
         """What returned while an alone call was running."""
+        self._is_over = False
+        """Whether everything was detached: what returns later is no part of the recording."""
 
     @property
     def recorder(self) -> Recorder:
@@ -102,22 +115,62 @@ class Hooks:
         with _attaching:
             if any(_is_wrapper(getattr(target, name)) for name in hooks):
                 raise TypeError(f"a recorder is attached to this {noun} already: detach it first")
-            try:
-                own = {name: vars(target).get(name) for name in hooks}
-                wrappers = {name: self.wrapped(getattr(target, name), hook) for name, hook in hooks.items()}
-                for name, wrapper in wrappers.items():
-                    setattr(target, name, wrapper)
-            except (AttributeError, TypeError, ValueError) as error:
-                what = f"{type(target).__name__} can't be recorded: its methods can't be replaced ({error})"
-                raise TypeError(what) from error
+            wrappers: dict[str, Callable[..., Any]] = {}
+            own: dict[str, Any] = {}
 
-        def detach() -> None:
-            with _attaching:
+            def take_off() -> None:
                 for name, wrapper in wrappers.items():
                     if vars(target).get(name) is wrapper:
                         delattr(target, name)
                         if own[name] is not None:
                             setattr(target, name, own[name])
+
+            try:
+                own |= {name: vars(target).get(name) for name in hooks}
+                for name, hook in hooks.items():
+                    wrappers[name] = self.wrapped(getattr(target, name), hook)
+                    setattr(target, name, wrappers[name])
+            except (AttributeError, TypeError, ValueError) as error:
+                with suppress(AttributeError, TypeError):
+                    take_off()
+                what = f"{type(target).__name__} can't be recorded: its methods can't be replaced ({error})"
+                raise TypeError(what) from error
+
+        def detach() -> None:
+            with _attaching:
+                take_off()
+
+        return detach
+
+    def attach_all(
+        self, parts: Sequence[tuple[Any, Mapping[str, Hook]]], noun: str, end: Callable[[], None] = lambda: None
+    ) -> Detach:
+        """Wrap methods of several objects of a trainer, or of none of them.
+
+        Args:
+            parts: objects, and how their methods are recorded.
+            noun: what messages call the trainer.
+            end: called once when the wrappers are off; calls that end later aren't recorded.
+
+        Returns:
+            A function that takes all wrappers off again.
+
+        Raises:
+            TypeError: as for `attach`.
+        """
+        with ExitStack() as attached:
+            for target, hooks in parts:
+                attached.callback(self.attach(target, hooks, noun))
+            take_off = attached.pop_all().close
+
+        def finish() -> None:
+            was_over, self._is_over = self._is_over, True
+            if not was_over:
+                end()
+
+        def detach() -> None:
+            take_off()
+            self.guarded(finish)
 
         return detach
 
@@ -127,27 +180,30 @@ class Hooks:
         Raises:
             ValueError: nothing says what arguments the method has.
         """
-        signature = inspect.signature(method)
+        signatures = signatures_of(method)
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self in _running.get() or self._is_foreign():
+            if self._is_part(hook) or self._is_foreign():
                 return method(*args, **kwargs)
             with self._thread_alone(hook):
-                record = self._looked_at(hook, signature, args, kwargs)
+                record = self._looked_at(hook, signatures, args, kwargs)
                 with self._inside():
                     result = method(*args, **kwargs)
-                if not inspect.isawaitable(result):
+                if not inspect.isawaitable(result) and not isinstance(result, concurrent.futures.Future):
                     self._record(record, result, hook)
                     return result
-            return self._awaited(result, record, hook)
+            if isinstance(result, Coroutine):
+                return self._awaited(result, record, hook)
+            self.guarded(self._watch, result, record, hook)
+            return result
 
         @functools.wraps(method)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            if self in _running.get() or self._is_foreign():
+            if self._is_part(hook) or self._is_foreign():
                 return await method(*args, **kwargs)
             async with self._coroutine_alone(hook):
-                record = self._looked_at(hook, signature, args, kwargs)
+                record = self._looked_at(hook, signatures, args, kwargs)
                 with self._inside():
                     result = await method(*args, **kwargs)
                 self._record(record, result, hook)
@@ -173,22 +229,42 @@ class Hooks:
             if isinstance(self._made, Recorder) and not isinstance(error, RecordError):
                 # a recorder counts those itself
                 self._made.count_rejected()
-            self._tell(_said(error))
+            self._tell(said(error))
             return None
+
+    def _is_part(self, hook: Hook) -> bool:
+        """Whether a call is part of another one that runs."""
+        return not hook.is_own and any(running.hooks is self for running in _running.get())
 
     def _looked_at(
-        self, hook: Hook, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        hook: Hook,
+        signatures: Sequence[inspect.Signature],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Record | None:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            # the method itself will say so
-            return None
-        bound.apply_defaults()
-        return self.guarded(hook.handler, bound.arguments)
+        for signature in signatures:
+            with suppress(TypeError):
+                return self.guarded(hook.handler, named_arguments(signature.bind(*args, **kwargs)))
+        # the method itself will say so
+        return None
+
+    def _watch(self, result: Any, record: Record | None, hook: Hook) -> None:
+        """Record what a future of the trainer holds when it is done."""
+        if record is None:
+            return
+        if not isinstance(result, asyncio.Future | concurrent.futures.Future):
+            raise TypeError(f"a method returned a {type(result).__name__}, whose result only the trainer can see")
+
+        def done(future: Any) -> None:
+            # exception() would mark it as one that somebody has seen
+            if not future.cancelled() and future._exception is None:
+                self._record(record, future.result(), hook)
+
+        result.add_done_callback(done)
 
     def _record(self, record: Record | None, result: Any, hook: Hook) -> None:
-        if record is None:
+        if record is None or self._is_over:
             return
         with self._state:
             if self._alone_calls and not hook.is_alone:
@@ -196,7 +272,7 @@ class Hooks:
             else:
                 self.guarded(record, result)
 
-    async def _awaited(self, result: Awaitable[Any], record: Record | None, hook: Hook) -> Any:
+    async def _awaited(self, result: Coroutine[Any, Any, Any], record: Record | None, hook: Hook) -> Any:
         with self._inside():
             value = await result
         self._record(record, value, hook)
@@ -238,11 +314,15 @@ class Hooks:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        token = _running.set((*_running.get(), self))
+        running = _Running(self)
+        token = _running.set((*_running.get(), running))
         try:
             yield
         finally:
-            _running.reset(token)
+            running.hooks = None
+            # a coroutine that is given up may be closed in another context
+            with suppress(ValueError):
+                _running.reset(token)
 
     def _is_foreign(self) -> bool:
         """Whether this process was forked from that of the hooks, which is told; locks may then be held forever."""
@@ -251,26 +331,6 @@ class Hooks:
         self._tell("the recorder belongs to another process, which this one was forked from")
         return True
 
-    def _tell(self, what: str) -> None:
-        """Tell the first failure, on standard error where a warning would be an error."""
-        if next(self._failures):
-            return
-        text = f"not recorded: {what} (told once; the log counts what is not recorded)"
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        except Warning:
-            with suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"tokenaudit: {text}\n")
-
 
 def _is_wrapper(method: object) -> bool:
     return isinstance(method, FunctionType) and method in _wrappers
-
-
-def _said(error: Exception) -> str:
-    """An error in words, whatever its own text does."""
-    try:
-        text = error.summary if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - exceptions of a trainer may be anything
-        return type(error).__name__
-    return text if len(text) <= _LONGEST_REPORT else text[:_LONGEST_REPORT] + "…"

@@ -81,20 +81,9 @@ def attach_nemo_rl_controller(buffer: Any, sampler: Any, recorder: Recorder) -> 
             to one of them already.
     """
     hooks, controller = Hooks(recorder), _Controller(recorder)
-    detach_buffer = hooks.attach(buffer, {"commit": Hook(controller.commit, is_alone=False)})
-    try:
-        selecting = {"select": Hook(controller.select, is_alone=False), "evict": Hook(controller.evict, is_alone=False)}
-        detach_sampler = hooks.attach(sampler, selecting, noun="sampler")
-    except TypeError:
-        detach_buffer()
-        raise
-
-    def detach() -> None:
-        detach_sampler()
-        detach_buffer()
-        hooks.guarded(controller.end_step)
-
-    return detach
+    selecting = {"select": Hook(controller.select), "evict": Hook(controller.evict)}
+    parts = [(buffer, {"commit": Hook(controller.commit)}), (sampler, selecting)]
+    return hooks.attach_all(parts, "buffer", controller.end_step)
 
 
 class _Steps(RunSteps):
@@ -127,7 +116,9 @@ class _ReplayBuffer:
 
     def attach(self, target: Any) -> Detach:
         """Wrap the methods of the buffer, or of what stands for them."""
-        return self._hooks.attach(target, {"add": Hook(self._add), "sample": Hook(self._sample)})
+        return self._hooks.attach(
+            target, {"add": Hook(self._add, is_alone=True), "sample": Hook(self._sample, is_alone=True)}
+        )
 
     def _add(self, arguments: Mapping[str, Any]) -> Record:
         def record(status: Any) -> None:

@@ -7,7 +7,6 @@ Read: src/prime_rl/orchestrator/{orchestrator,train_sink,metrics,trajectories}.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,15 +46,13 @@ def attach_prime_rl(orchestrator: Any, recorder: Recorder) -> Detach:
     hooks = Hooks(recorder)
     run = _Run(orchestrator, recorder, hooks)
     methods = {
-        "finalize_train_batch": Hook(run.shipping, is_alone=False),
-        "on_new_version": Hook(run.updated, is_alone=False),
+        "finalize_train_batch": Hook(run.shipping),
+        "on_new_version": Hook(run.updated),
     }
-    with ExitStack() as attached:
-        attached.callback(hooks.attach(orchestrator, methods, "orchestrator"))
-        attached.callback(hooks.guarded, run.end)
-        for lack in (Lack.WAITING, Lack.PARTS, Lack.CANCELLED):
-            recorder.note_limit(lack)
-        return attached.pop_all().close
+    detach = hooks.attach_all([(orchestrator, methods)], "orchestrator", run.end)
+    for lack in (Lack.WAITING, Lack.PARTS, Lack.CANCELLED):
+        recorder.note_limit(lack)
+    return detach
 
 
 class _Trace(NamedTuple):

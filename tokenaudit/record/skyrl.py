@@ -6,7 +6,6 @@ Read: skyrl/train/fully_async_trainer.py and skyrl/train/generators/base.py of N
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from tokenaudit.contracts.schema import DEFAULT_TASK
@@ -39,17 +38,15 @@ def attach_skyrl(trainer: Any, recorder: Recorder) -> Detach:
     """
     hooks = Hooks(recorder)
     run = _Run(trainer, recorder, hooks)
-    takes = {"convert_generation_group_mini_batch_to_training_input": Hook(run.taken, is_alone=False)}
-    syncs = {"init_weight_sync_state": Hook(run.began, is_alone=False)}
-    with ExitStack() as attached:
-        attached.callback(hooks.attach(trainer, takes | syncs, "trainer"))
-        attached.callback(hooks.attach(trainer.generator, {"generate": Hook(run.generated, is_alone=False)}, "trainer"))
-        drops = {"mark_filtered_uids": Hook(run.dropped, is_alone=False)}
-        attached.callback(hooks.attach(trainer.async_train_dataloader, drops, "trainer"))
-        attached.callback(hooks.guarded, run.end)
-        if run.is_judging:
-            recorder.note_limit(Lack.WAITING)
-        return attached.pop_all().close
+    takes = {"convert_generation_group_mini_batch_to_training_input": Hook(run.taken)}
+    syncs = {"init_weight_sync_state": Hook(run.began)}
+    puts = {"generate": Hook(run.generated)}
+    drops = {"mark_filtered_uids": Hook(run.dropped)}
+    parts = [(trainer, takes | syncs), (trainer.generator, puts), (trainer.async_train_dataloader, drops)]
+    detach = hooks.attach_all(parts, "trainer", run.end)
+    if run.is_judging:
+        recorder.note_limit(Lack.WAITING)
+    return detach
 
 
 class _Finished(NamedTuple):
@@ -88,7 +85,7 @@ class _Run:
         def record(_: Any) -> None:
             # the trainer may only have it now
             self._detach_dispatch()
-            methods = {"save_weights_for_sampler": Hook(lambda _: self._synced, is_alone=False)}
+            methods = {"save_weights_for_sampler": Hook(lambda _: self._synced)}
             self._detach_dispatch = self._hooks.attach(self._trainer.dispatch, methods, "trainer")
 
         return record

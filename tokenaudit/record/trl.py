@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
@@ -46,19 +45,16 @@ def attach_trl(trainer: Any, recorder: Recorder, *, task_name: str = DEFAULT_TAS
     hooks = Hooks(recorder)
     run = _Run(trainer, recorder, hooks, task_name)
     steps = {
-        "get_train_dataloader": Hook(lambda _: run.loaded, is_alone=False),
-        "training_step": Hook(run.trained, is_alone=False),
+        "get_train_dataloader": Hook(lambda _: run.loaded),
+        "training_step": Hook(run.trained),
     }
-    worker = {"update_model_version": Hook(run.synced, is_alone=False)}
-    with ExitStack() as attached:
-        attached.callback(hooks.attach(trainer, steps, "trainer"))
-        attached.callback(hooks.attach(trainer.rollout_worker, worker, "trainer"))
-        queue = {"get": Hook(lambda _: run.got, is_alone=False)}
-        attached.callback(hooks.attach(trainer.rollout_queue, queue, "trainer"))
-        attached.callback(hooks.guarded, run.end)
-        for lack in (Lack.WAITING, Lack.PARTS):
-            recorder.note_limit(lack)
-        return attached.pop_all().close
+    worker = {"update_model_version": Hook(run.synced)}
+    queue = {"get": Hook(lambda _: run.got)}
+    parts = [(trainer, steps), (trainer.rollout_worker, worker), (trainer.rollout_queue, queue)]
+    detach = hooks.attach_all(parts, "trainer", run.end)
+    for lack in (Lack.WAITING, Lack.PARTS):
+        recorder.note_limit(lack)
+    return detach
 
 
 class _Got(NamedTuple):
@@ -115,7 +111,7 @@ class _Run:
 
     def loaded(self, loader: Any) -> None:
         self._detach_collator()
-        methods = {"torch_call": Hook(self.made, is_alone=False)}
+        methods = {"torch_call": Hook(self.made)}
         self._detach_collator = self._hooks.attach(loader.collate_fn, methods, "trainer")
 
     def made(self, arguments: Mapping[str, Any]) -> None:

@@ -56,20 +56,14 @@ def attach_verl(
         TypeError: the object has no method `sample`, or a recorder is attached to it already.
     """
     buffer = _ReplayBuffer(replay_buffer, recorder, fetch, tuple(fields))
-    detach = buffer.hooks.attach(replay_buffer, {"sample": Hook(buffer.sample, is_alone=False)})
-    # `sample` evicts too, so that these methods need hooks of their own
+    # `sample` waits and evicts too
     inner = {"_clear_groups": buffer.clear, "wait_for_sampleable": buffer.wait}
-    own = {name: Hook(handler, is_alone=False) for name, handler in inner.items() if hasattr(replay_buffer, name)}
-    detached = [Hooks(recorder).attach(replay_buffer, {name: hook}) for name, hook in own.items()]
+    own = {name: Hook(handler, is_own=True) for name, handler in inner.items() if hasattr(replay_buffer, name)}
+    parts = [(replay_buffer, {"sample": Hook(buffer.sample)} | own)]
+    detach = buffer.hooks.attach_all(parts, "buffer", buffer.end_step)
     if "_clear_groups" not in own:
         recorder.note_limit(_EVICTED)
-
-    def detach_all() -> None:
-        for one in (*detached, detach):
-            one()
-        buffer.hooks.guarded(buffer.end_step)
-
-    return detach_all
+    return detach
 
 
 class _ReplayBuffer:

@@ -44,7 +44,7 @@ def attach_verl_queue(client: Any, recorder: Recorder, *, required_samples: int,
     """
     hooks = Hooks(recorder)
     queue = _Queue(hooks, required_samples, sync_interval)
-    handlers = {"put_sample": Hook(queue.put, is_alone=False), "get_sample": Hook(queue.get, is_alone=False)}
+    handlers = {"put_sample": Hook(queue.put), "get_sample": Hook(queue.get)}
     return hooks.attach(client, handlers, noun="queue")
 
 
@@ -66,9 +66,7 @@ def recorded_queue_client(
             hooks = Hooks(lambda: make_recorder(rank, 2))
             queue = _Queue(hooks, required_samples, sync_interval)
             handler = queue.put if rank == 0 else queue.get
-            calls[name] = hooks.wrapped(
-                getattr(super(RecordedQueueClient, client), name), Hook(handler, is_alone=False)
-            )
+            calls[name] = hooks.wrapped(getattr(super(RecordedQueueClient, client), name), Hook(handler))
         return calls[name]
 
     class RecordedQueueClient(base):

@@ -40,7 +40,9 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Detach:
     """
     buffer = _Buffer(recorder)
     handlers = {"put": buffer.put, "get": buffer.get, "refresh_staleness": buffer.refresh, "take_batch": buffer.take}
-    return Hooks(recorder).attach(replay_buffer, {name: Hook(handler) for name, handler in handlers.items()})
+    return Hooks(recorder).attach(
+        replay_buffer, {name: Hook(handler, is_alone=True) for name, handler in handlers.items()}
+    )
 
 
 class _Segment(NamedTuple):
