@@ -102,9 +102,9 @@ def _power(exponents: Int64s) -> UInt64s:
 def fingerprints(values: np.ndarray[Any, Any], lengths: Int64s) -> UInt64s:
     """The fingerprint of each row of whole numbers, of shape [R]: the sum of value x `_BASE` ** place, modulo 2**64.
 
-    It doesn't depend on the other rows. Rows of one length that differ in one place, or by a swap of two ids of 32 bits,
-    never share one; others do with a chance of about 2**-64. Rows made to share one can be found: they are no mistake
-    of a recorder, which is what is looked for.
+    It doesn't depend on the other rows. Rows of one length that differ in one place, or by a swap of two ids of 32
+    bits, never share one; others do with a chance of about 2**-64. Rows made to share one can be found: they are no
+    mistake of a recorder, which is what is looked for.
 
     Args:
         values: the numbers of all rows, one row after the other, of any type of whole numbers.
