@@ -93,6 +93,24 @@ def runs(*parts: tuple[int, int, int]) -> list[dict[str, int]]:
     return [dict(zip(RUN_FIELDS, part, strict=True)) for part in parts]
 
 
+def ended(end_id: int, count: int, first: int = 0, **others: Any) -> list[Row]:
+    """Responses that end in one id and say stop."""
+    common = {"tokens": 3, "finish_reason": "stop"} | others
+    return [put(n, n, response_ids=[n, 9, end_id], **common) for n in range(first, first + count)]
+
+
+def went_on(before: int, after: int, *ids: list[int], **others: Any) -> list[Row]:
+    """A response that is aborted with some tokens, and put again with more."""
+    kept, now = ({"response_ids": own} for own in ids) if ids else ({}, {})
+    rows = [put(90, 90, tokens=before, status="aborted", **kept)]
+    return [*rows, put(91, 90, tokens=after, **({"prior_len": before} | now | others))]
+
+
+def alike(tokens: int) -> Row:
+    """What members hold that answer with the same ids and log-probabilities."""
+    return {"tokens": tokens, "response_ids": list(range(tokens)), "logprobs": [-1.0 - n / 8 for n in range(tokens)]}
+
+
 VALID = one()
 
 CASES: dict[str, Case] = {
@@ -406,6 +424,52 @@ CASES: dict[str, Case] = {
     "batch-shortfall": Case(
         [put(1, 1), take(2, 1, 3), take(3, 2, 1)], [put(1, 1), put(2, 2), take(3, 1, 1), take(4, 2, 1)],
         "3 groups too few in 2 takes, first at step 1", config=LIMIT_3, severity="warning",
+    ),
+    # ---- ends and contents
+    "completed-but-aborted": Case(
+        one(finish_reason="user_abort"), one(finish_reason="stop"),
+        "at put 1, completed, though finish_reason is user_abort; 1 response", subject="task default",
+    ),
+    "cut-called-stop": Case(
+        [*ended(2, 19), *ended(7, 1, first=30)], [*ended(2, 19), *ended(7, 1, first=30, finish_reason="length")],
+        "at put 20, 95.0 % of 20 responses that say stop end in the id 2, these in others: cut off, but called stop; "
+        "1 response",
+    ),
+    "limit-called-stop": Case(
+        [put(n, n, tokens=90 - n, prompt_len=10 + n, finish_reason="stop") for n in range(10)],
+        [put(n, n, tokens=90 - n, prompt_len=10 + n, finish_reason="stop") for n in range(9)],
+        "from put 1 on, 100.0 % of 10 responses that say stop have exactly 100 tokens with their prompt, far more than "
+        "any sum nearby; 10 responses", severity="warning",
+    ),
+    "over-budget": Case(
+        [*many(3, tokens=8, finish_reason="length"), *went_on(5, 9)],
+        [*many(3, tokens=8, finish_reason="length"), *went_on(5, 8)],
+        "at put 5, up to 9 tokens after an interruption, while 3 responses without one were cut at 8 or less; "
+        "1 response", severity="warning",
+    ),
+    "members-alike": Case(
+        members(1, 3, *[alike(16)] * 2), members(1, 3, *[alike(15)] * 2),
+        "at put 1, the same ids and log-probabilities as another member, the first in group 3: rollouts 30 and 31, "
+        "16 tokens; 2 responses",
+    ),
+    "prompts-mixed": Case(
+        members(1, 3, {"prompt_len": 7}, {"prompt_len": 9}), members(1, 3, {"prompt_len": 9}, {"prompt_len": 9}),
+        "at put 1, prompts of several lengths in 1 group, the first 3: 7, 9; 2 responses",
+    ),
+    "prefix-changed": Case(
+        went_on(2, 3, [5, 6], [5, 7, 8]), went_on(2, 3, [5, 6], [5, 6, 8]),
+        "at put 2, the ids kept from the put before aren't those that it had, the first, rollout 90, its first 2; "
+        "1 response",
+    ),
+    "prefix-lost": Case(
+        went_on(5, 7, status="aborted", prior_len=1), went_on(5, 7, status="aborted"),
+        "at put 2, aborted again without 4 tokens that the put before had; 1 response", severity="warning",
+        config=("policy.enable_partial_rollout=true", "policy.max_staleness=9"),
+    ),
+    "restarted-tokens": Case(
+        went_on(301, 699, prior_len=0), went_on(300, 700, prior_len=0),
+        "at put 2, 30 % of what was produced (301 of 1,000 tokens) was thrown away when responses began again; "
+        "1 response", severity="warning",
     ),
     # ---- totals
     "step-without-trainable-tokens": Case(

@@ -13,7 +13,7 @@ from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, STATUSES, Digest
-from tokenaudit.log.token_ids import SAME
+from tokenaudit.log.token_ids import SAME, UNKNOWN
 from tokenaudit.log.version_runs import MISSING_VERSION
 
 _NO_LIMIT = 2**62
@@ -53,13 +53,23 @@ class PutRuns:
         self._response: Int64s = np.full(table.rows, -1, dtype=np.int64)
         self._response[self.rows] = np.arange(len(self.rows))
 
+    def same_ids(self) -> Bools:
+        """Rows without `prior_len` whose token ids begin with those of their put before, of shape [rows]."""
+        return self._verdict(SAME) & (self._table.previous >= 0)
+
     def kept(self) -> Int64s:
-        """Leading tokens of each row that are those of its put before: as recorded, else as the token ids say."""
+        """Leading tokens of each row that are those of its put before: as recorded, as the ids, or as versions say."""
         table = self._table
-        same_ids = np.zeros(table.rows, dtype=np.bool_)
-        same_ids[self.rows] = self.digest.responses.continues_ids == SAME
-        same = np.where(same_ids & (table.previous >= 0), table["tokens"][np.maximum(table.previous, 0)], 0)
-        return np.where(table.present("prior_len"), table["prior_len"], same)
+        same = self.same_ids()
+        rows = np.flatnonzero(self._verdict(UNKNOWN) & (table.previous >= 0) & ~table.present("prior_len"))
+        same[rows] = self.begins_with(rows, table.previous[rows])
+        before = table["tokens"][np.maximum(table.previous, 0)]
+        return np.where(table.present("prior_len"), table["prior_len"], np.where(same, before, 0))
+
+    def _verdict(self, verdict: int) -> Bools:
+        is_so = np.zeros(self._table.rows, dtype=np.bool_)
+        is_so[self.rows] = self.digest.responses.continues_ids == verdict
+        return is_so
 
     def response(self, row: int) -> int:
         """Index of a row's response in the digest; -1 where its group was left out."""

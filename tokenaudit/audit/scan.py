@@ -6,11 +6,12 @@ A scan remembers nothing, so threads may scan batches in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from tokenaudit.audit.contents import PAD_RUN, Arrays, id_numbers, logprob_numbers
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import Bools, Int64s, Lists
@@ -20,14 +21,10 @@ from tokenaudit.log.row_checks import BatchColumns, RowNumbers
 from tokenaudit.log.structural_checks import check_runs
 from tokenaudit.log.version_runs import RecordedRuns
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
 SENTINEL_LOGPROB = -1000.0
 """Log-probabilities below it stand for something else."""
 POSITIVE_LOGPROB = 0.01
 """Log-probabilities above it are no rounding of 0."""
-PAD_RUN = 3
-"""Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
 
 RUN_FAULTS = (FaultKind.NULL_ELEMENT, FaultKind.BAD_RUN, FaultKind.RUNS_BESIDE_TOKENS, FaultKind.RUNS_LENGTH)
 """What can be wrong with the runs of a row; a row's code is the position in this list, from 1."""
@@ -80,12 +77,15 @@ def scan_batch(columns: BatchColumns) -> Scanned:
     if columns.recorded_runs is not None:
         _overlay_runs(arrays, columns.recorded_runs, columns)
     if "response_ids" in columns.batch.columns:
-        arrays |= _ids(columns.lists("response_ids"), mask, arrays["kind"] == _PUT)
+        ids, logprobs = columns.lists("response_ids"), columns.lists("logprobs")
+        arrays |= id_numbers(ids, mask, logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT)
     if "trained_mask" in columns.batch.columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     for name in ("logprobs", "train_logprobs"):
         if name in columns.batch.columns:
             arrays |= _logprobs(name, batch.columns[name], rows, mask)
+    if "logprobs" in batch.columns:
+        arrays |= logprob_numbers(columns.lists("logprobs"))
     return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
 
 
@@ -209,29 +209,6 @@ def _run_sums(owner: Int64s, values: Int64s, rows: int) -> Int64s:
     sums = np.zeros(rows, dtype=np.int64)
     np.add.at(sums, owner, values)
     return sums
-
-
-def _ids(ids: Lists, mask: Lists, is_put: Bools) -> Arrays:
-    """Per row: entries (-1 for a null list), and the run of one id at the end: its length, id, trainable tokens."""
-    rows, values = len(ids.lengths), ids.values
-    arrays: Arrays = {
-        "ids_len": np.where(ids.is_null, -1, ids.lengths),
-        **_zeros(("tail_run", "tail_id", "tail_trained"), rows),
-    }
-    ends, starts, mask_ends = np.cumsum(ids.lengths), _starts(ids.lengths), np.cumsum(mask.lengths)
-    candidates = np.flatnonzero(is_put & (ids.lengths >= PAD_RUN))
-    last = ends[candidates] - 1
-    same = np.ones(len(candidates), dtype=np.bool_)
-    for back in range(1, PAD_RUN):
-        same &= values[last] == values[last - back]
-    for row in candidates[same].tolist():
-        own = values[starts[row] : ends[row]]
-        others = np.flatnonzero(own != own[-1])
-        run = len(own) - (int(others[-1]) + 1 if len(others) else 0)
-        fits = not mask.is_null[row] and mask.lengths[row] == ids.lengths[row]
-        trained = int((mask.values[mask_ends[row] - run : mask_ends[row]] != 0).sum()) if fits else run
-        arrays["tail_run"][row], arrays["tail_id"][row], arrays["tail_trained"][row] = run, int(own[-1]), trained
-    return arrays
 
 
 def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:

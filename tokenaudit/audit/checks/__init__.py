@@ -6,6 +6,8 @@ A case comes in, findings go out. Checks read no files and know no output format
 from __future__ import annotations
 
 from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when the module of its check is loaded
+    contents,
+    ends,
     groups,
     lifecycle,
     losses,
@@ -18,7 +20,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
 )
 from tokenaudit.audit.rule import REGISTERED, AuditRule
 
-_FAMILIES = "SVMGLT"
+_FAMILIES = "SVMGLTPERC"
 
 RULES: tuple[AuditRule, ...] = tuple(sorted(REGISTERED, key=lambda rule: (_FAMILIES.index(rule.code[0]), rule.code)))
 """Every rule there is, in the order of listings: by family, then by code."""

@@ -118,18 +118,20 @@ def _status_transition(case: Case, findings: Findings) -> None:
     rows = np.flatnonzero((table.previous >= 0) & (status == _INIT) & (table["tokens"] == 0))
     back = np.zeros(table.rows, dtype=np.bool_)
     back[rows] = status[table.previous[rows]] == _COMPLETED
-    back &= ~_sampled_between(case, back)
+    back &= ~sampled_between(case, back)
     findings.add_rows(table.subject, back, lambda _: "completed at the put before, init and empty now")
     findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 
-def _sampled_between(case: Case, rows: Bools) -> Bools:
-    """For the put rows in `rows`: whether their group was sampled since the response's put before."""
+def sampled_between(case: Case, rows: Bools, pool: Status | None = None) -> Bools:
+    """For the put rows in `rows`: whether their group was sampled since the response's put before, from one pool."""
     table = case.table
     between = np.zeros(table.rows, dtype=np.bool_)
     task, group_id = table["task"], table["group_id"]
     samples: dict[tuple[int, int], list[int]] = {}
-    for row in np.flatnonzero(table["kind"] == _SAMPLE).tolist():
+    is_sample = table["kind"] == _SAMPLE
+    is_sample &= True if pool is None else table["status"] == STATUS_CODE[pool]
+    for row in np.flatnonzero(is_sample).tolist():
         samples.setdefault((int(task[row]), int(group_id[row])), []).append(row)
     for row in np.flatnonzero(rows).tolist():
         own = samples.get((int(task[row]), int(group_id[row])), [])

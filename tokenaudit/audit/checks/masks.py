@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tokenaudit.audit.case import Case, add_faults
+from tokenaudit.audit.checks.ends import says_length, says_stop
+from tokenaudit.audit.contents import PAD_RUN
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.scan import PAD_RUN
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import STATUS_CODE
 from tokenaudit.log.structural_checks import MASK_LENGTH, NULL_IN_MASK
+
+PAD_ROWS = 5
+"""Rows that say stop and end in a run of one id, from which on it is padding, at least."""
+PAD_SHARE = 0.01
+"""Share of the rows that say stop that those are, at least."""
 
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
@@ -70,13 +78,27 @@ def _fully_masked_row(case: Case, findings: Findings) -> None:
 
 
 @rule("M005", "padding-trained", Severity.ERROR,
-      "A response ends in a run of one token id, and the run is trained.",
+      "A response ends in a run of one token id that wasn't sampled, and the run is trained.",
       "Cut padding off before recording, or mask it.",
       "response_ids")  # fmt: skip
 def _padding_trained(case: Case, findings: Findings) -> None:
+    """Not sampled: log-probability 0 or none; a model that loops has others, up to the limit of the length.
+
+    What says stop can't have looped to the end: one id at the end of many such rows is padding whatever else is there.
+    """
     table = case.table
     run, trained, pad = table["tail_run"], table["tail_trained"], table["tail_id"]
-    where = table.is_put & (run >= PAD_RUN) & (trained >= PAD_RUN) & (run < table["tokens"])
+    ends_in_run = table.is_put & (run >= PAD_RUN) & (trained >= PAD_RUN) & (run < table["tokens"])
+    stops = says_stop(table)
+    usual = np.zeros(table.rows, dtype=np.bool_)
+    for _, rows in table.puts_by_task(np.flatnonzero(ends_in_run)):
+        of_task = stops & table.is_put & (table["task"] == table["task"][rows[0]])
+        index = np.unique(pad[rows], return_inverse=True)[1]
+        usual[rows] = (np.bincount(index, stops[rows]) >= max(PAD_ROWS, PAD_SHARE * np.count_nonzero(of_task)))[index]
+    # The first of several end tokens is sampled, the others fill up.
+    not_sampled = (table["tail_sampled"] <= 1) & (run - table["tail_sampled"] >= PAD_RUN)
+    looped = says_length(table) & (table["logprobs_len"] != table["tokens"])
+    where = ends_in_run & (usual | (not_sampled & ~looped))
     findings.add_rows(
         table.subject, where,
         lambda row: f"the response ends in {run[row]} times the id {pad[row]}, {trained[row]} of them trainable",
@@ -89,12 +111,18 @@ def _padding_trained(case: Case, findings: Findings) -> None:
       "Mask what the environment wrote.",
       "tool_turns")  # fmt: skip
 def _observation_tokens_trained(case: Case, findings: Findings) -> None:
+    """One call may be the last thing of an episode, without output: where others mask theirs, one is no evidence."""
     table = case.table
     tokens, turns = table["tokens"], table["tool_turns"]
     checked = table.known & (turns > 0) & (tokens > 0)
-    unmasked = (table["mask_len"] < 0) | (table["mask_ones"] == tokens)
+    unmasked = checked & ((table["mask_len"] < 0) | (table["mask_ones"] == tokens))
+    for _, rows in table.puts_by_task(np.flatnonzero(checked)):
+        several = rows[turns[rows] > 1]
+        evidence = several if len(several) else rows
+        if 2 * np.count_nonzero(unmasked[evidence]) < len(evidence):
+            unmasked[rows[turns[rows] == 1]] = False
     findings.add_rows(
-        table.subject, checked & unmasked,
+        table.subject, unmasked,
         lambda row: f"{plural(int(turns[row]), 'tool turn')} and all {tokens[row]} tokens trainable",
     )  # fmt: skip
     findings.add_checked(int(checked.sum()))

@@ -1,0 +1,210 @@
+"""Checks of what responses hold: members that are alike, prompts that are mixed, tokens that are lost between puts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenaudit.audit.case import Case
+from tokenaudit.audit.checks.lifecycle import sampled_between
+from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.audit.table import LogTable
+from tokenaudit.contracts.errors import plural
+from tokenaudit.lifecycle.staleness import staleness
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.digest import STATUS_CODE, sorted_rows
+from tokenaudit.log.row_checks import ABSENT
+
+ALIKE_TOKENS = 16
+"""Tokens from which on members that hold the same are no chance."""
+ALIKE_LOGPROB = -14.0
+"""Log-probability of a response below which a second one like it is no chance: less than one in a million."""
+ALIKE_UNSURE = 64
+"""Tokens from which on members with the same ids are reported where no log-probabilities tell how likely that is."""
+RESTARTED_SHARE = 0.3
+"""Share of what was produced that began again, from which on it is reported."""
+RESTARTED_TOKENS = 1_000
+"""Tokens produced below which a share says nothing."""
+
+_ABORTED = STATUS_CODE[Status.ABORTED]
+_EXPIRED = STATUS_CODE[Status.EXPIRED]
+
+
+@rule("E005", "members-alike", Severity.ERROR,
+      "Members of a group hold the same ids with the same log-probabilities: one seed, or the copy of a mate. "
+      "A warning where only the ids are the same.",
+      "Give every member a seed of its own, and write each answer to its own request.",
+      "response_ids")  # fmt: skip
+def _members_alike(case: Case, findings: Findings) -> None:
+    table = case.table
+    has_ids = table.known & table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"])
+    rows = np.flatnonzero(has_ids & (table["tokens"] >= ALIKE_TOKENS))
+    findings.add_checked(len(rows), "responses of 16 tokens or more")
+    if "logprobs_sum" in table:
+        likely = np.where(table["logprobs_len"] == table["tokens"], table["logprobs_sum"], np.nan)
+    else:
+        likely = np.full(table.rows, np.nan)
+    known = rows[~np.isnan(likely[rows])]
+    copies = _alike(table, known, "ids_print", "logprobs_print")
+    same_ids = _alike(table, rows, "ids_print")
+    for _, own in table.puts_by_task(copies):
+        if likely[own].min() <= ALIKE_LOGPROB:
+            findings.add_extent(own, f"the same ids and log-probabilities as another member, {_first_pair(table, own)}")
+    others = np.setdiff1d(same_ids, copies)
+    unsure = np.isnan(likely[others]) & (table["tokens"][others] >= ALIKE_UNSURE)
+    others = _alike(table, others[unsure | (likely[others] <= ALIKE_LOGPROB)], "ids_print")
+    for _, own in table.puts_by_task(others):
+        text = f"the same ids as another member, {_first_pair(table, own)}"
+        findings.add_extent(own, text, Severity.WARNING, cause="ids")
+
+
+def _alike(table: LogTable, rows: Int64s, *prints: str) -> Int64s:
+    """Those of the rows that another rollout of their group shares length and fingerprints with."""
+    keys = [table[name][rows] for name in ("tokens", *prints, "group_id", "task")]
+    order, begins = sorted_rows(table["rollout_id"][rows], *keys)
+    if len(order) == 0:
+        return rows
+    same = np.ones(len(order) - 1, dtype=np.bool_)
+    for key in keys:
+        same &= key[order[1:]] == key[order[:-1]]
+    cluster = np.cumsum(np.append(True, ~same)) - 1
+    return np.sort(rows[order[np.bincount(cluster, begins)[cluster] > 1]])
+
+
+def _first_pair(table: LogTable, rows: Int64s) -> str:
+    """The first two members that are alike, for a message."""
+    first = int(rows[0])
+    mate = next(
+        int(row) for row in rows[1:].tolist()
+        if table["ids_print"][row] == table["ids_print"][first]
+        and table["group_id"][row] == table["group_id"][first]
+        and table["rollout_id"][row] != table["rollout_id"][first]
+    )  # fmt: skip
+    names = f"the first in group {table['group_id'][first]}: rollouts {table['rollout_id'][first]} and"
+    return f"{names} {table['rollout_id'][mate]}, {table['tokens'][first]} tokens"
+
+
+@rule("E006", "prompts-mixed", Severity.ERROR,
+      "Members of one group have prompts of different lengths, so their rewards are compared across prompts.",
+      "Group responses by the prompt that they answer; don't pair answers with requests by their order.",
+      "prompt_len")  # fmt: skip
+def _prompts_mixed(case: Case, findings: Findings) -> None:
+    """Later segments of a rollout have the earlier ones in their prompt, so only first ones count."""
+    table = case.table
+    rows = np.flatnonzero(table.is_put & (table.segment == 0) & table.present("prompt_len"))
+    findings.add_checked(len(rows), "responses with a prompt length")
+    if len(rows) == 0:
+        return
+    prompt, begins = table["prompt_len"][rows], np.flatnonzero(np.diff(table.put_event[rows], prepend=-2))
+    shortest, longest = (extreme.reduceat(prompt, begins) for extreme in (np.minimum, np.maximum))
+    mixed = np.repeat(shortest != longest, np.diff(np.append(begins, len(rows))))
+
+    def message(own: Int64s) -> str:
+        groups = len(np.unique(table["group_id"][own]))
+        of_first = own[table.put_event[own] == table.put_event[own[0]]]
+        lengths = ", ".join(map(str, np.unique(table["prompt_len"][of_first]).tolist()[:3]))
+        return (
+            f"prompts of several lengths in {plural(groups, 'group')}, the first {table['group_id'][own[0]]}: {lengths}"
+        )
+
+    findings.add_extent(rows[mixed], message)
+
+
+@rule("E007", "prefix-changed", Severity.ERROR,
+      "The tokens that a response kept from the put before aren't the ones it had there.",
+      "Go on from the ids themselves, not from their text, and give every response its own tokens back.",
+      "response_ids", Fact.READABLE)  # fmt: skip
+def _prefix_changed(case: Case, findings: Findings) -> None:
+    """By fingerprints of the first `prior_len` ids; without it, where the versions say that tokens were kept."""
+    table = case.table
+    before = np.maximum(table.previous, 0)
+    whole = table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"])
+    checked = (table.previous >= 0) & whole & whole[before]
+    prior, has_prior = table["prior_len"], table.present("prior_len")
+    compared = checked & has_prior & (prior > 0) & (prior == table["tokens"][before])
+    changed = compared & (table["ids_prior_print"] != table["ids_print"][before])
+    told_by_versions = checked & ~has_prior & (table["newest"][before] < table["model_step"])
+    rows = np.flatnonzero(told_by_versions & (table["tokens"] >= table["tokens"][before]))
+    rows = rows[case.readable.begins_with(rows, before[rows])]
+    changed[rows[~case.readable.same_ids()[rows]]] = True
+    findings.add_checked(int(compared.sum()) + len(rows), "puts of a response seen before")
+
+    def message(own: Int64s) -> str:
+        first = int(own[0])
+        name = f"the first, rollout {table['rollout_id'][first]}, its first {table['tokens'][before[first]]}"
+        return f"the ids kept from the put before aren't those that it had, {name}"
+
+    findings.add_extent(changed, message)
+
+
+@rule("E008", "prefix-lost", Severity.WARNING,
+      "A response that was aborted again lost tokens that it had at an earlier put, though partial rollout is on.",
+      "Keep what a response has when an abort answers with nothing or with the last round only.",
+      "prior_len|response_ids|response_model_steps", Fact.READABLE)  # fmt: skip
+def _prefix_lost(case: Case, findings: Findings) -> None:
+    table = case.table
+    again, lost = _lost_tokens(case)
+    findings.add_checked(int(again.sum()), "aborted responses put again")
+    goes_on = np.array([_goes_on(case, code, again, lost) for code in range(len(table.tasks))] or [False])
+    where = again & (lost > 0) & (table["status"] == _ABORTED) & goes_on[table["task"]]
+    findings.add_extent(
+        where,
+        lambda rows: f"aborted again without {plural(int(lost[rows].sum()), 'token')} that the put before had",
+    )  # fmt: skip
+
+
+@rule("E009", "restarted-tokens", Severity.WARNING,
+      "Much of what was produced was thrown away because aborted responses began again.",
+      "Set enable_partial_rollout, so that they go on from their tokens; or abort less often.",
+      "prior_len|response_ids|response_model_steps", Fact.READABLE)  # fmt: skip
+def _restarted_tokens(case: Case, findings: Findings) -> None:
+    """Responses that expired in between are left out: discard-rate counts these."""
+    table = case.table
+    again, lost = _lost_tokens(case)
+    findings.add_checked(int(again.sum()), "aborted responses put again")
+    made = np.where(table.known, np.maximum(table["tokens"] - case.readable.kept(), 0), 0)
+    for _, rows in table.puts_by_task(np.flatnonzero(again & (lost > 0))):
+        produced = int(made[table.known & (table["task"] == table["task"][rows[0]])].sum())
+        restarted = int(lost[rows].sum())
+        if produced >= RESTARTED_TOKENS and restarted > RESTARTED_SHARE * produced:
+            share = f"{100 * restarted / produced:.0f} % of what was produced ({restarted:,} of {produced:,} tokens)"
+            findings.add_extent(rows, f"{share} was thrown away when responses began again")
+
+
+def _lost_tokens(case: Case) -> tuple[Bools, Int64s]:
+    """Put rows whose put before was aborted with tokens and hadn't expired since; and how many of those they lack."""
+    table = case.table
+    before = np.maximum(table.previous, 0)
+    again = table.known & (table.previous >= 0) & (table["status"][before] == _ABORTED) & (table["tokens"][before] > 0)
+    again &= table["status"] != _EXPIRED
+    again &= ~_too_old(case, before)
+    again &= ~sampled_between(case, again, Status.EXPIRED)
+    lost = np.where(again, np.maximum(table["tokens"][before] - case.readable.kept(), 0), 0)
+    return again, lost
+
+
+def _too_old(case: Case, before: Int64s) -> Bools:
+    """Rows whose put before is too old for the config at their step: it began again because it had expired."""
+    table = case.table
+    too_old = np.zeros(table.rows, dtype=np.bool_)
+    if case.config is None:
+        return too_old
+    for code, task in enumerate(table.tasks):
+        own = table["task"] == code
+        oldest, newest = table["oldest"][before], table["newest"][before]
+        too_old |= (
+            own & (oldest != ABSENT) & (staleness(oldest, table["train_step"]) >= case.config.stale_threshold(task))
+        )
+        limit = case.config.token_stale_threshold(task)
+        if limit is not None:
+            too_old |= own & (newest != ABSENT) & (staleness(newest, table["train_step"]) >= limit)
+    return too_old
+
+
+def _goes_on(case: Case, task: int, again: Bools, lost: Int64s) -> bool:
+    """Whether aborted responses of a task go on: as the config says; without one, as most of them do."""
+    if case.config is not None:
+        return case.config.task_policy(case.table.tasks[task]).enable_partial_rollout
+    own = again & (case.table["task"] == task)
+    return bool(own.any()) and float((lost[own] == 0).mean()) > 0.5

@@ -1,0 +1,92 @@
+"""What responses hold, as a few numbers per row: fingerprints of ids and log-probabilities, and how they end.
+
+Rows that hold the same have the same fingerprints (`tokenaudit.log.token_ids`), so no token is kept to compare them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tokenaudit.log.columns import Bools, Int64s, Lists
+from tokenaudit.log.token_ids import fingerprints, prefix_fingerprints
+
+PAD_RUN = 3
+"""Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def id_numbers(ids: Lists, mask: Lists, logprobs: Lists, prior_len: Int64s | None, is_put: Bools) -> Arrays:
+    """Numbers per row of the token ids.
+
+    - `ids_len`: how many; -1 for a null list.
+    - `ids_whole`: whether there are some and none of them is null; without, what follows means nothing.
+    - `ids_print`, `ids_prior_print`: fingerprints of all of them, and of the first `prior_len`.
+    - `ids_last`, `ids_last_before`: the last one, and whether it also stands before the run of it at the end.
+    - `tail_run`, `tail_id`, `tail_trained`, `tail_sampled`: the run of one id at the end, if it has `PAD_RUN` or more:
+      its length, its id, how many of its tokens are trainable, and how many have a log-probability other than 0.
+    """
+    rows, values = len(ids.lengths), ids.values
+    prior = np.zeros(rows, dtype=np.int64) if prior_len is None else np.clip(prior_len, 0, ids.lengths)
+    of_prior, of_all = prefix_fingerprints(values, ids.lengths, prior)
+    arrays: Arrays = {
+        "ids_len": np.where(ids.is_null, -1, ids.lengths),
+        "ids_whole": (ids.lengths > 0) & ~ids.has_null_element,
+        "ids_print": of_all.view(np.int64),
+        "ids_prior_print": of_prior.view(np.int64),
+        "ids_last": np.zeros(rows, dtype=np.int64),
+        **{f"tail_{what}": np.zeros(rows, dtype=np.int64) for what in ("run", "id", "trained", "sampled")},
+    }
+    ends = np.cumsum(ids.lengths)
+    filled = np.flatnonzero(ids.lengths)
+    arrays["ids_last"][filled] = values[ends[filled] - 1].astype(np.int64)
+    arrays["ids_last_before"] = _stands_before(values, ids.lengths)
+    candidates = np.flatnonzero(is_put & (ids.lengths >= PAD_RUN))
+    last = ends[candidates] - 1
+    same = np.ones(len(candidates), dtype=np.bool_)
+    for back in range(1, PAD_RUN):
+        same &= values[last] == values[last - back]
+    mask_ends, logprob_ends = np.cumsum(mask.lengths), np.cumsum(logprobs.lengths)
+    has_mask = ~mask.is_null & (mask.lengths == ids.lengths)
+    has_logprobs = ~logprobs.is_null & (logprobs.lengths == ids.lengths)
+    for row in candidates[same].tolist():
+        own = values[ends[row] - ids.lengths[row] : ends[row]]
+        others = np.flatnonzero(own != own[-1])
+        run = len(own) - (int(others[-1]) + 1 if len(others) else 0)
+        arrays["tail_run"][row], arrays["tail_id"][row] = run, int(own[-1])
+        tail = mask.values[mask_ends[row] - run : mask_ends[row]]
+        arrays["tail_trained"][row] = np.count_nonzero(tail) if has_mask[row] else run
+        tail = logprobs.values[logprob_ends[row] - run : logprob_ends[row]]
+        arrays["tail_sampled"][row] = np.count_nonzero(np.nan_to_num(tail)) if has_logprobs[row] else 0
+    return arrays
+
+
+def _stands_before(values: np.ndarray[Any, Any], lengths: Int64s) -> Bools:
+    """Whether the last value of each row also stands before the run of it at the end."""
+    rows = np.flatnonzero(lengths)
+    result = np.zeros(len(lengths), dtype=np.bool_)
+    ends = np.cumsum(lengths)[rows]
+    same = np.flatnonzero(values == np.repeat(values[ends - 1], lengths[rows]))
+    # Of the places with the last value, those of a run at the end count down from it.
+    owner = np.searchsorted(ends, same, side="right")
+    behind = np.cumsum(np.bincount(owner, minlength=len(rows)))[owner] - np.arange(len(same)) - 1
+    result[rows[owner[same + behind + 1 < ends[owner]]]] = True
+    return result
+
+
+def logprob_numbers(logprobs: Lists) -> Arrays:
+    """Per row, of the log-probabilities at rollout: `logprobs_print`, of their bits as float32, and `logprobs_sum`.
+
+    The sum is NaN where a value is null or NaN, and 0 without values; it is what the response's own probability is.
+    """
+    sums = np.zeros(len(logprobs.lengths))
+    filled = np.flatnonzero(logprobs.lengths)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(filled):
+            starts = (np.cumsum(logprobs.lengths) - logprobs.lengths)[filled]
+            sums[filled] = np.add.reduceat(logprobs.values, starts, dtype=np.float64)
+        bits = logprobs.values.astype(np.float32, copy=False).view(np.uint32)
+    sums[logprobs.null_element_rows] = np.nan
+    return {"logprobs_print": fingerprints(bits, logprobs.lengths).view(np.int64), "logprobs_sum": sums}
