@@ -450,11 +450,11 @@ def test_a_log_of_ours_as_json_lines_keeps_its_events(tmp_path: Path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"train_step": 1, "response_len": 1}, "group_id is missing"),
+        ({"train_step": 1, "response_len": 1}, "no row has group_id"),
         ({"group_id": 1, "train_step": "x", "response_len": 1}, "train_step is 'x'"),
         ({"group_id": 1, "train_step": 1}, "nothing gives the length"),
-        ({"group_id": 1, "train_step": 1, "response_mask": [[1]]}, "response_mask is no list"),
-        ({"group_id": [1], "train_step": 1, "response_len": 1}, r"\[1\] is no id"),
+        ({"group_id": 1, "train_step": 1, "response_mask": [[1]]}, "response_mask is no flat list"),
+        ({"group_id": [1], "train_step": 1, "response_len": 1}, r"group_id is \[1\]"),
         ({"group_id": 1, "train_step": 1, "response_len": 1, "status": "done"}, "unknown status 'done'"),
         ({"group_id": 1, "train_step": 1, "response_len": 1, "event": "puts"}, "unknown event 'puts'"),
         ({"group_id": 1, "train_step": 1, "response_len": 1, "agentic": "maybe"}, "agentic is 'maybe'"),

@@ -34,17 +34,15 @@ def noted(err: str) -> list[str]:
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_columns_of_all_rows_and_files_are_named(suffix: str, run_cli):
     Path("a").mkdir()
-    write(Path(f"a/1{suffix}"), [ROW, ROW | {"Reward": 0.5, "entropy": 1}])
+    write(Path(f"a/1{suffix}"), [ROW, ROW | {"Score": 0.5, "entropy": 1}])
     write(Path(f"a/2{suffix}"), [ROW | {"group_id": "b", "late": 1, "is_agentic": True}])
     ran = run_cli("import", "a", "-o", "log.parquet")
     assert ran.code == 0
-    names = "prompt, Reward, entropy, late, is_agentic (--map Reward=reward --map is_agentic=agentic)"
+    names = "prompt, Score, entropy, late, is_agentic (--map Score=reward --map is_agentic=agentic)"
     assert noted(ran.err) == [f"note: columns not read: {names}"]
     assert "columns" not in ran.out
     assert f"not read: {names}" in run_cli("import", "a", "--dry-run").out
-    ran = run_cli(
-        "import", "a", "-o", "log.parquet", "--force", "--map", "Reward=reward", "--map", "is_agentic=agentic"
-    )
+    ran = run_cli("import", "a", "-o", "log.parquet", "--force", "--map", "Score=reward", "--map", "is_agentic=agentic")
     assert noted(ran.err) == ["note: columns not read: prompt, entropy, late (--map theirs=ours)"]
 
 
