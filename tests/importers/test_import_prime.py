@@ -1,8 +1,8 @@
 """prime-rl: branches, layouts of several versions, runs that were resumed, and what the trainer recorded of tokens.
 
-The archives hold what its own code wrote of invented numbers. `prime_exports` and `prime_monitor` are one run, by
-`FileMonitor`, `prepare_batch` and `TokenExporter` of 559b447, and by `FileMonitor` of 048a6e2 with the annotations of
-65a1858. The expected numbers were summed from the tensors that the writers were given.
+The archives hold invented numbers. `prime_exports` and `prime_monitor` are one run: the first is what `FileMonitor`,
+`prepare_batch` and `TokenExporter` of 559b447 wrote; the second was written by hand after the code of `FileMonitor` of
+048a6e2 and the annotations of 65a1858. The expected numbers were summed from the tensors that went in.
 """
 
 from __future__ import annotations

@@ -251,6 +251,15 @@ def test_tinker_summaries_give_lengths_masks_and_takes(tmp_path: Path):
     assert [row["seq_staleness_max"] for row in result.steps] == [0, 1]
 
 
+def test_tinker_groups_whose_client_nobody_counted_have_no_version(tmp_path: Path):
+    rows = [summary(0, group, 0, 0, (5, 10)) for group in range(2)]
+    rows[1]["sampling_client_step"] = None
+    jsonl(tmp_path / "dump" / "iteration_000000" / "train_rollout_summaries.jsonl", *rows)
+    log = imported("tinker", tmp_path / "dump")
+    assert (log.column("model_step"), log.column("version_precision")) == ([0, None], ["exact", "none"])
+    assert Lack.VERSIONS in log.imports.limits
+
+
 def test_verl_texts_tell_groups_and_rewards_and_no_tokens(tmp_path: Path):
     def text(uid: str | None, score: float, step: int) -> dict[str, Any]:
         ids = {} if uid is None else {"uid": uid}

@@ -56,7 +56,7 @@ def verl(folder: Path) -> None:
 
 def tinker(folder: Path) -> None:
     rows = [summary(0, index // 4, index % 4, 0, (1, 2)) for index in range(12)]
-    rows[5]["sampling_client_step"] = None
+    rows[5]["sampling_client_step"] = "late"
     jsonl(folder / "iteration_0" / "train_rollout_summaries.jsonl", *rows)
 
 
@@ -166,6 +166,22 @@ def test_the_cut_off_last_line_of_a_killed_run_is_left_out(tmp_path: Path):
     log = imported("generic", tmp_path / "dump")
     assert log.column("group_id") == [0, 0, 1, 1, 2]
     assert any("group 2 of default in train step 1 (1 of 2 responses)" in limit for limit in log.imports.limits)
+
+
+def test_versions_before_the_initial_weights_are_told_apart_from_other_odd_values(tmp_path: Path, run_cli):
+    versions = [3, 1, 2, 4, "x", 5]
+    jsonl(tmp_path / "mine.jsonl", *[ROW | {"group_id": version, "model_step": version} for version in versions])
+    command = ["import", "mine.jsonl", "--from", "generic", "-o", "log.parquet"]
+    assert run_cli(*command, "--version-offset", "1").err.count("fresher") == 0
+    ran = run_cli(*command, "--version-offset", "3", "--force")
+    told = (
+        "the oldest of the run is missing, so it looks fresher than it was: 2 records with versions before 3, which "
+        "stands for the initial weights, as far back as 1; if that one does, import again with --version-offset 1"
+    )
+    assert (ran.code, ran.err.count(f"warning: {told}\n")) == (0, 1)
+    assert "left out: 3 records that can't be read" in ran.err
+    again = run_cli("replay", "log.parquet", "-s", "timeline.train_batch_size=1")
+    assert (again.code, told in again.err) == (0, True)
 
 
 def test_where_nothing_is_left_the_import_is_refused(tmp_path: Path):

@@ -56,6 +56,7 @@ def test_verl_queue_padded_columns_of_a_tensordict(tmp_path: Path):
     assert log.column("reward") == [float(reward) for reward in rewards.split()]
     assert set(log.column("task_name")) == {"openai/gsm8k"}
     assert (log.column("model_step"), set(log.column("version_precision"))) == ([0] * 24, {"exact"})
+    assert [row["logprobs"] for row in log.rows[:24]] == [pytest.approx([-0.1] * 20)] * 24
     assert log.imports.limits == (Lack.DROPPED,)
 
 
@@ -69,6 +70,7 @@ def test_verl_queue_nested_columns_of_a_tensordict(tmp_path: Path):
     # nine responses called a tool, which wrote three tokens each
     assert sum(log.column("response_len")) == sum(expected) + 27
     assert sum(log.column("agentic")) == 9
+    assert [len(values) for values in log.column("logprobs")] == log.column("response_len")
 
 
 def test_nemo_rl_single_controller_in_order(tmp_path: Path):

@@ -6,9 +6,9 @@ import errno
 import json
 import os
 import re
+import secrets
 import shlex
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -118,7 +118,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         UsageError: the file can't be written.
     """
     with _writing(path), _Temporary(path) as temporary:
-        yield temporary.file
+        yield temporary.opened()
         temporary.take_place()
 
 
@@ -133,39 +133,46 @@ def write_files(contents: Sequence[tuple[Path, bytes]]) -> None:
         for path, content in contents:
             with _writing(path):
                 written.append(stack.enter_context(_Temporary(path)))
-                written[-1].file.write(content)
                 # What is still buffered could fail to fit the disk, once others have their names.
-                written[-1].file.close()
+                with written[-1].opened() as file:
+                    file.write(content)
         for temporary in written:
             with _writing(temporary.path):
                 temporary.take_place()
 
 
 class _Temporary:
-    """A file under a temporary name beside `path`: it takes that name, or is removed when the block ends."""
+    """A file under a temporary name beside `path`: it takes that name, or is removed when the block ends.
+
+    It is made inside the block only: where a signal comes, there is no moment at which nobody would remove it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tokenaudit.")
-        self.file = os.fdopen(handle, "wb")
-        self._name: Path | None = Path(name)
+        self._name = path.with_name(f".tokenaudit.{secrets.token_hex(8)}")
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._name is not None:
+        if self._file is not None:
             with suppress(OSError):
-                self.file.close()
+                self._file.close()
+        # where the file couldn't be made, its folder may be none
+        with suppress(OSError):
             self._name.unlink(missing_ok=True)
+
+    def opened(self) -> BinaryIO:
+        """The file to write. It must not be there yet: nobody's link is followed."""
+        self._file = self._name.open("xb")
+        return self._file
 
     def take_place(self) -> None:
         """Replace what is at `path`."""
-        assert self._name is not None
-        self.file.close()
-        self._name.chmod(0o666 & ~_umask())
+        assert self._file is not None
+        self._file.close()
         self._name.replace(self.path)
-        self._name = None
 
 
 @contextmanager
@@ -176,9 +183,3 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         problem = Problem(f"can't write: {error.strerror or error}", str(path), "choose another place")
         raise UsageError(problem) from error
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
-from tokenaudit.importers.left_out import Problems
+from tokenaudit.importers.left_out import Problems, TooOld
 from tokenaudit.importers.repeats import Keep, Repeats, Writing
 from tokenaudit.importers.shapes import Shape
 from tokenaudit.log.writer import Row
@@ -68,6 +68,19 @@ class FieldFault(ValueError):
         return Problem(self.what, where, self.hint)
 
 
+class TooOldFault(FieldFault):
+    """A record with a version that lies before the initial weights.
+
+    Attributes:
+        version: that version, as the source counts.
+    """
+
+    def __init__(self, version: int, initial: int) -> None:
+        self.version = version
+        hint = f"version {initial} stands for the initial weights; see --version-offset"
+        super().__init__(f"version {version} lies outside the run", hint)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionScale:
     """How the source counts versions.
@@ -84,12 +97,14 @@ class VersionScale:
         """Train steps in the weights that the source calls `version`.
 
         Raises:
-            FieldFault: the version lies before the initial weights.
+            TooOldFault: the version lies before the initial weights.
+            FieldFault: it is no number of a version.
         """
+        if version < self.offset:
+            raise TooOldFault(version, self.offset)
         model_step = (version - self.offset) * self.train_steps
-        if not 0 <= model_step < 2**31:
-            hint = f"version {self.offset} stands for the initial weights; see --version-offset"
-            raise FieldFault(f"version {version} lies outside the run", hint)
+        if model_step >= 2**31:
+            raise FieldFault(f"version {version} lies outside the run", f"train steps are below {2**31}")
         return model_step
 
     def model_steps(self, versions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -142,6 +157,7 @@ class Context:
         keep: which writing is kept of what the source holds more than once.
         is_strict: refuse the import for any record that can't be read, instead of leaving the record out.
         problems: records that can't be read.
+        too_old: those of them with versions before the initial weights.
         damaged: files that can't be read, which refuse the import in any case.
         limits: what turned out to be left out, as keys in order.
         names: the columns of the source, in order, as far as they were seen.
@@ -157,6 +173,7 @@ class Context:
     keep: Keep = Keep.LAST
     is_strict: bool = False
     problems: Problems = field(default_factory=Problems)
+    too_old: TooOld = field(default_factory=TooOld)
     damaged: Problems = field(default_factory=Problems)
     limits: dict[str, None] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
@@ -167,7 +184,7 @@ class Context:
 
     def begin_again(self, without: frozenset[int]) -> None:
         """The source is read once more, without some of its writings: what was found before counts no more."""
-        self.problems, self.repeats, self.left_out_writings = Problems(), Repeats(), without
+        self.problems, self.too_old, self.repeats, self.left_out_writings = Problems(), TooOld(), Repeats(), without
         for found in (self.limits, self.names, self.used):
             found.clear()
 
@@ -198,6 +215,8 @@ class Context:
             yield
         except FieldFault as fault:
             self.problems.add(fault.problem(where))
+            if isinstance(fault, TooOldFault):
+                self.too_old.add(fault.version)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -34,6 +34,32 @@ class Problems:
         return f"left out: {plural(self.records, 'record')} that can't be read, the first: {first.what}{place}"
 
 
+class TooOld:
+    """Records that are left out since their versions lie before the initial weights.
+
+    They are the oldest of a run, so that leaving them out is no loss like others: what is left looks too fresh.
+    """
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.oldest = 0
+
+    def add(self, version: int) -> None:
+        """Note one more record, and its version as the source counts."""
+        self.oldest = min(version, self.oldest) if self.records else version
+        self.records += 1
+
+    def limit(self, initial: int) -> str | None:
+        """What is left out for them, as a log keeps it, where `initial` stands for the initial weights; or None."""
+        if not self.records:
+            return None
+        return (
+            f"the oldest of the run is missing, so it looks fresher than it was: {plural(self.records, 'record')} with "
+            f"versions before {initial}, which stands for the initial weights, as far back as {self.oldest}; if that "
+            f"one does, import again with --version-offset {self.oldest}"
+        )
+
+
 def check(damaged: Problems, odd: Problems, *, is_strict: bool, has_responses: bool) -> None:
     """Refuse a source with files that can't be read, or records where no other is left, or where nobody wants that.
 

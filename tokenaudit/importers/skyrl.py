@@ -20,7 +20,7 @@ import numpy as np
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, note_equal_prompts, trained_responses
-from tokenaudit.importers.dumps import ARRAYS, fields_of, flat, items_of, opened, plain, row_of, scalar
+from tokenaudit.importers.dumps import ARRAYS, fields_of, flat, items_of, opened, plain, record_of, row_of, scalar
 from tokenaudit.importers.fields import MAX_TOKENS, integer, stable_id, version_columns
 from tokenaudit.importers.files import step_in_name
 from tokenaudit.importers.pickles.arrays import Array, named_array
@@ -52,9 +52,9 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with opened(path, context) as dump:
         with dump.all_or_nothing():
             state = _state(dump.value)
-            columns = fields_of(state.get("batch_dict"), "batch_dict")
+            columns = record_of(state.get("batch_dict"), "batch_dict", context)
             tables = _tables(columns)
-            metadata = fields_of(state.get("metadata") or {}, "metadata")
+            metadata = record_of(state.get("metadata") or {}, "metadata", context)
             if metadata.get("global_step") is None:
                 train_step = step_in_name(path, r"global_step_(\d+)_", low=1)
             else:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault
-from tokenaudit.importers.dumps import ARRAYS, Dump, fields_of, flat, items_of, opened, plain, reals, scalar
+from tokenaudit.importers.dumps import ARRAYS, Dump, fields_of, flat, items_of, opened, plain, reals, record_of, scalar
 from tokenaudit.importers.fields import integer, length
 from tokenaudit.importers.files import number_in
 from tokenaudit.log.writer import Row
@@ -75,7 +75,7 @@ class TrainBatch:
 
         Their places count if all of them name samples of the batch: a conversion of one's own may have moved them.
         """
-        samples = [fields_of(value, "a sample") for value in items_of(fields.get("samples"), "samples")]
+        samples = [record_of(value, "a sample", self._context) for value in items_of(fields.get("samples"), "samples")]
         places: dict[int, _Seen] = {}
         for sample in samples:
             seen = _seen(sample)
@@ -91,7 +91,7 @@ class TrainBatch:
 
     def add_rank(self, fields: dict[str, Any]) -> bool:
         """Add the samples of one rank; returns whether it holds anything new. Raises like `add_gathered`."""
-        data = fields_of(fields.get("rollout_data"), "rollout_data")
+        data = record_of(fields.get("rollout_data"), "rollout_data", self._context)
         present = {theirs: name for theirs, name in _COLUMNS.items() if data.get(theirs) is not None}
         columns = {name: items_of(data[theirs], theirs) for theirs, name in present.items()}
         count = len(columns.get("response_lengths", ()))

@@ -1,6 +1,8 @@
 """tinker-cookbook: `iteration_<N>/train_rollout_summaries.jsonl` that its trainer writes, one trajectory a line.
 
-Every group has one version. Lacks what was dropped, filtered or left over.
+Every group has one version, unless nothing counted its sampling client. Lacks what was dropped, filtered or left over.
+Read: `serialize_rollout_summaries` (tinker_cookbook/rl/rollout_logging.py) and `do_sync_training` and
+`do_async_training` (tinker_cookbook/rl/train.py) of thinking-machines-lab/tinker-cookbook 9dfcc3a2.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, TrainedResponse, trained_batches
-from tokenaudit.importers.fields import integer, length, number, objects, pieces
+from tokenaudit.importers.fields import integer, length, number, objects, pieces, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
@@ -50,7 +52,11 @@ def _index(data: dict[str, Any], name: str, most: int) -> int:
 def _row(data: dict[str, Any], group_id: int, context: Context) -> Row:
     steps = objects(data.get("steps"), "steps")
     mask, prompt_len = _mask(steps)
-    return {
+    version = None
+    if data.get("sampling_client_step") is not None:
+        # a group keeps the sampling client that it began with, so all its tokens are of one version
+        version = context.versions.model_step(integer(data, "sampling_client_step"))
+    row: Row = {
         "rollout_id": group_id * _RESPONSES + _index(data, "traj_idx", _RESPONSES),
         "status": "completed",
         "response_len": len(mask),
@@ -58,10 +64,8 @@ def _row(data: dict[str, Any], group_id: int, context: Context) -> Row:
         "response_mask": mask,
         "reward": number(data.get("total_reward"), "total_reward"),
         "agentic": len(steps) > 1,
-        # a group keeps the sampling client that it began with, so all its tokens are of one version
-        "model_step": context.versions.model_step(integer(data, "sampling_client_step")),
-        "version_precision": Precision.EXACT,
     }
+    return row | version_columns(version, version, context)
 
 
 def _mask(steps: list[dict[str, Any]]) -> tuple[np.ndarray[Any, Any], int]:
@@ -87,13 +91,13 @@ IMPORTER = Importer(
     looks_like=lambda path, keys: path.suffix == ".jsonl" and keys >= _KEYS,
     read=each_file(_read_iteration),
     suffixes=(".jsonl",),
-    precisions=(Precision.EXACT,),
+    precisions=(Precision.EXACT, Precision.NONE),
     reads=_READS,
     lacks=(Lack.DROPPED,),
     shapes=(
         Shape(
             "tinker-cookbook",
-            "",
+            "9dfcc3a2",
             "iteration_<N>/train_rollout_summaries.jsonl",
             (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
         ),

@@ -121,6 +121,10 @@ def _queue_row(tag: dict[str, Any], key: str, index: int, tables: dict[str, dump
         row["response_mask"] = (dumps.row_of(mask, index, tokens) != 0).astype(np.int8)
     else:
         context.limit(Lack.MASK)
+    logprobs = tables.get("rollout_log_probs")
+    if logprobs is not None and index < logprobs.shape[0] and dumps.width_of(logprobs, index) >= tokens:
+        # of the engine, one for each token of the response; those of tools' tokens are fill values
+        row["logprobs"] = dumps.row_of(logprobs, index, tokens).astype(np.float32)
     if scores is not None and index < scores.shape[0]:
         total = float(dumps.row_of(scores, index, dumps.width_of(scores, index)).sum(dtype=np.float64))
         row["reward"] = total if np.isfinite(total) else None
@@ -157,14 +161,14 @@ QUEUE = Importer(
     read=each_file(_read_batch),
     suffixes=(".pt",),
     precisions=(Precision.EXACT, Precision.SPAN, Precision.NONE),
-    reads=("task_name", *USUAL_READS, "response_mask", "agentic", "reward", "take"),
+    reads=("task_name", *USUAL_READS, "response_mask", "agentic", "reward", "logprobs", "take"),
     lacks=(Lack.DROPPED,),
     shapes=(
         Shape(
             "verl",
             "1dda039b",
             "<step>/<inner>/tq_batch.pt",
-            (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.TAKES),
+            (Gives.EXACT, Gives.LENGTHS, Gives.MASKS, Gives.REWARDS, Gives.TASKS, Gives.LOGPROBS, Gives.TAKES),
         ),
     ),
 )

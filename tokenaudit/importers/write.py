@@ -85,8 +85,11 @@ def _limits(importer: Importer, context: Context) -> Iterator[str]:
     """What is left out: what always is, what turned out to be, what can't be read and what is there more than once."""
     yield from dict.fromkeys([*importer.lacks, *context.limits])
     unread, repeated = context.problems.limit(), context.repeats.left_out(context.keep)
+    too_old = context.too_old.limit(context.versions.offset)
     if unread is not None:
         yield unread
+    if too_old is not None:
+        yield too_old
     if repeated is not None:
         yield repeated.message(context.keep)
 
