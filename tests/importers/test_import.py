@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,7 @@ from tests.importers.importing import imported, jsonl
 from tests.importers.test_import_dumps import slime_dump
 from tests.importers.test_import_texts import areal, areal_dump, prime_dump, summary
 from tokenaudit import replay_log
+from tokenaudit.contracts import files
 from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import IMPORTERS
 from tokenaudit.record import json_lines as lines
@@ -365,3 +368,40 @@ def test_an_import_that_is_stopped_leaves_nothing_behind(number: signal.Signals,
     assert running.returncode == 128 + number
     assert b"Traceback" not in told
     assert list(out.iterdir()) == []
+
+
+def test_a_file_is_whole_or_not_there_wherever_a_signal_comes(tmp_path: Path):
+    path = tmp_path / "log.parquet"
+    module = files.__file__
+
+    def write(last: int) -> bool:
+        """Write, with a signal before the line of that number; whether there are so many."""
+        count = 0
+
+        def tracer(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            # a second signal may well come while the first one is dealt with
+            if frame.f_code.co_filename == module and frame.f_code.co_name != "__exit__":
+                count += event == "line"
+                if count == last:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return tracer
+
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            with files.replacing(path) as stream:
+                stream.write(b"whole")
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    outcomes: list[list[bytes]] = []
+    while write(len(outcomes) + 1):
+        outcomes.append([file.read_bytes() for file in tmp_path.iterdir()])
+        path.unlink(missing_ok=True)
+    assert len(outcomes) > 10
+    assert set(map(tuple, outcomes)) == {(), (b"whole",)}

@@ -225,7 +225,7 @@ def damaged_table(path: Path) -> None:
 
 
 def damaged_csv(path: Path) -> None:
-    path.write_bytes(b"group_id,train_step,response_len\n1,1,\xff\n")
+    path.write_text("group_id,train_step,response_len\n1,1,2\n", encoding="utf-16")
 
 
 @pytest.mark.parametrize(
