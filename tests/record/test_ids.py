@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
+import numpy as np
 import pytest
+import torch
 
 from tokenaudit import Recorder
 from tokenaudit.record.ids import GroupIds, log_id, rollout_id
@@ -35,3 +38,12 @@ def test_a_group_whose_name_comes_again_is_another_group(tmp_path: Path):
         assert resumed.first_event_id == 2
         behind = GroupIds(resumed)
         assert len({4, 5, *again, behind.new(4), behind.new(4), behind.new("5")}) == 8
+
+
+def test_numbers_of_numpy_and_tensors_and_uuids_are_ids():
+    name = UUID(int=5)
+    assert [log_id(np.int64(7)), log_id(np.uint8(8)), log_id(torch.tensor(9))] == [7, 8, 9]
+    assert log_id(name) == log_id(str(name))
+    for value in (np.int64(-1), np.bool_(True), np.float64(1), torch.tensor([1, 2])):
+        with pytest.raises((ValueError, TypeError)):
+            log_id(value)

@@ -287,3 +287,15 @@ def test_a_step_that_found_fewer_groups_is_taken_when_the_next_begins_or_at_the_
     # each group has two responses
     takes = [(row["train_step"], row["batch_size"]) for row in rows_of(tmp_path) if row["event"] == "take"]
     assert takes == [(1, 1), (1, 1), (2, 1), (2, 1)]
+
+
+def test_a_recorder_that_cannot_be_made_keeps_no_actor_from_starting(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recorder.refresh(1)
+
+    kind = recorded_replay_buffer(nemo_rl.ReplayBufferImpl, lambda: Recorder(tmp_path))
+    with pytest.warns(RuntimeWarning, match="not recorded: ") as told:
+        buffer = kind(9, False)
+    assert len(told) == 1
+    assert buffer.add(trajectory(random.Random(1)), 0, 0) == "success"
+    assert buffer.sample(1, 0, 1)["avg_trajectory_age"] == 0

@@ -172,3 +172,38 @@ def test_no_batch_keeps_the_trainer_from_going_on(make: Callable[[], Recorder] |
         assert log(1, None, [object()], {}, 0.0) is False
         assert recorder.rejected_events == (0 if make else 2)
     assert Counter(row["event"] for row in rows_of(tmp_path)) == ({} if make else {"put": 1, "take": 1})
+
+
+def test_an_odd_sample_leaves_the_rest_of_its_batch_in_the_log(tmp_path: Path):
+    odd = [object(), sample(group_index=True), sample(group_index=5, reward="much"), sample(group_index=6, tokens=None)]
+    odd += [sample(group_index=7, weight_versions=[WeightVersionsPerCall([None])])]  # type: ignore[list-item]
+    samples = [*odd, sample(), sample(group_index=8, metadata=None), sample(group_index=9)]
+    with Recorder(tmp_path) as recorder:
+        log = log_function(lambda: recorder, task_of=lambda of: of.metadata.get("task", "default"))
+        with pytest.warns(RuntimeWarning, match="not recorded: ") as told:
+            log(0, Namespace(), samples, {}, 0.0)
+    assert len(told) == 1
+    assert [(row["event"], row["group_id"]) for row in rows_of(tmp_path)] == [
+        ("put", 3),
+        ("put", 9),
+        ("take", 3),
+        ("take", 9),
+    ]
+
+
+def test_a_sample_may_have_no_versions_at_all_and_fewer_tokens_than_its_response(tmp_path: Path):
+    rows = recorded(tmp_path, {0: [sample(weight_versions=None), sample(group_index=4, tokens=[1])]})
+    puts = [(row["version_precision"], row["response_len"], row["response_ids"]) for row in rows[:2]]
+    assert puts == [("none", 2, [1, 2]), ("segment", 2, None)]
+
+
+def test_versions_that_count_no_pushes_stop_nothing(tmp_path: Path):
+    """Such as the time of a checkpoint."""
+    with Recorder(tmp_path) as recorder:
+        log = log_function(lambda: recorder)
+        with pytest.warns(RuntimeWarning, match="not recorded: "):
+            log(0, Namespace(), [sample(weight_versions=["202512011053591234"])], {}, 0.0)
+        log(1, Namespace(), [sample(group_index=4, weight_versions=["20251201"])], {}, 0.0)
+    rows = rows_of(tmp_path)
+    assert Counter(row["event"] for row in rows) == {"sync": 1000, "put": 1, "take": 1}
+    assert {row["group_id"] for row in rows if row["event"] == "put"} == {4}

@@ -297,3 +297,33 @@ def test_a_recorded_client_travels_as_the_plain_one_does(tmp_path: Path):
         assert asyncio.run(client.put_sample(sample)) is False
     assert any("the queue of verl was full" in limit for limit in load_log(tmp_path, isolated=True).log.limits)
     assert len(rows_of(tmp_path)) == 4
+
+
+def test_a_group_that_cannot_be_recorded_is_one_of_its_step(tmp_path: Path):
+    async def run(putting: Any, taking: Any) -> None:
+        for number in range(4):
+            sample, _ = rollout_sample(number, random.Random(number), 0)
+            await putting.put_sample(b"no pickle" if number == 1 else pickle.dumps(sample))
+        for _ in range(4):
+            await taking.get_sample()
+
+    with Recorder(tmp_path) as recorder:
+        client = verl.MessageQueueClient(verl.MessageQueue(max_queue_size=9))
+        attach_verl_queue(client, recorder, required_samples=2)
+        with pytest.warns(RuntimeWarning, match="not recorded: "):
+            asyncio.run(run(client, client))
+        assert recorder.rejected_events == 2
+    takes = [(row["train_step"], row["batch_size"]) for row in rows_of(tmp_path) if row["event"] == "take"]
+    assert takes == [(1, 1)] * 2 + [(2, 2)] * 4
+
+
+def test_a_client_with_more_arguments_is_called_with_them(tmp_path: Path):
+    class Client(verl.MessageQueueClient):
+        async def put_sample(self, sample: Any, priority: int = 0, *, tag: str = "") -> Any:
+            return await super().put_sample(sample), priority, tag
+
+    with Recorder(tmp_path) as recorder:
+        client: Any = recorded_queue_client(Client, lambda *_: recorder, required_samples=1)(verl.MessageQueue(9))
+        sample, _ = rollout_sample(0, random.Random(0), 0)
+        assert asyncio.run(client.put_sample(sample, 3, tag="a")) == (True, 3, "a")
+    assert [row["event"] for row in rows_of(tmp_path)] == ["put", "put"]

@@ -13,12 +13,13 @@ import numpy as np
 
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.record.event_rows import Row
+from tokenaudit.record.event_rows import Row, copied
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
 from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
-from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, response_of, spread, take_groups
+from tokenaudit.record.response_columns import RecordedGroup, put_group, response_of, spread, take_groups
 
 
 def attach_areal(executor: Any, recorder: Recorder, *, task_name: str = DEFAULT_TASK) -> Detach:
@@ -100,7 +101,7 @@ class _Run:
         self._task_name = task_name
         self._ids = GroupIds(recorder)
         self._taken_step = 0
-        self._accepted: dict[int, tuple[int, list[Row]]] = {}
+        self._accepted: Held[int, tuple[int, list[Row]]] = Held(hooks)
         """Ids and responses of the groups that are accepted and not given, by task."""
 
     def submitted(self, arguments: Mapping[str, Any]) -> None:
@@ -120,13 +121,13 @@ class _Run:
         status = Status.COMPLETED if is_accepted else rejected
         rows = [row | {"status": status.value} for row in _rows(task.trajectory, group_id)]
         if is_accepted:
-            self._accepted[task.task_id] = group_id, rows
+            self._accepted.hold(task.task_id, (group_id, rows), rows)
         else:
             self._put(group_id, rows, self._next_step())
 
     def gave(self, results: Iterable[Any]) -> None:
         named = [result.task_id for result in results if result is not None]
-        given = [self._accepted.pop(task_id) for task_id in named if task_id in self._accepted]
+        given = [group for group in map(self._accepted.drop, named) if group is not None]
         if given:
             self._taken_step = self._version() + 1
             take_groups(self._recorder, [self._put(*group, self._taken_step) for group in given], self._taken_step)
@@ -161,7 +162,7 @@ def _rows(trajectory: Mapping[str, Any] | None, group_id: int) -> list[Row]:
     if trajectory is None or "input_ids" not in trajectory:
         return [{"rollout_id": rollout_id(group_id, 0), "response_len": 0}]
     rewards = trajectory.get("rewards")
-    scores = [None] * len(trajectory["input_ids"]) if rewards is None else listed(rewards)
+    scores = [None] * len(trajectory["input_ids"]) if rewards is None else copied(rewards)
     return [
         {"rollout_id": rollout_id(group_id, index), "reward": None if score is None else float(score)}
         | _sample(trajectory, index)
@@ -171,10 +172,10 @@ def _rows(trajectory: Mapping[str, Any] | None, group_id: int) -> list[Row]:
 
 def _sample(trajectory: Mapping[str, Any], index: int) -> Row:
     """A sample without its padding; versions are -1 where no model generated."""
-    tokens = int(np.count_nonzero(listed(trajectory["attention_mask"][index])))
+    tokens = int(np.count_nonzero(copied(trajectory["attention_mask"][index])))
 
-    def of(name: str) -> list[Any] | None:
-        return listed(trajectory[name][index])[:tokens] if name in trajectory else None
+    def of(name: str) -> Any:
+        return copied(trajectory[name][index][:tokens]) if name in trajectory else None
 
     versions = of("versions")
     if versions is None:

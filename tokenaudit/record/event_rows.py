@@ -173,15 +173,16 @@ def _token_array(name: str, values: Any, where: str) -> np.ndarray[Any, Any]:
         RecordError: values that can't be copied, or aren't one number per token; floats that are whole numbers may
             stand for integers.
     """
-    packed = _packed(name, values) if isinstance(values, list | tuple) else None
-    array = _numpy_copy(name, values, where) if packed is None else packed
+    array = packed(name, values) if isinstance(values, list | tuple) else None
+    if array is None:
+        array = _numpy_copy(name, values, where)
     try:
         return _checked(name, array)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordError(Problem(f"{name}: {error}"[:200], where, "give one number per token")) from error
 
 
-def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
+def packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
     """A list of numbers as an array, in less time than numpy takes; None for other lists."""
     try:
         if name in MASK_COLUMNS:
@@ -195,14 +196,21 @@ def _packed(name: str, values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, A
 
 def _numpy_copy(name: str, values: Any, where: str) -> np.ndarray[Any, Any]:
     try:
-        return np.array(values)
-    except Exception:  # noqa: BLE001 - numpy refuses tensors on a device, with gradients or of bfloat16, each in its way
-        pass
-    try:
-        return np.array(values.tolist())
+        return np.asarray(copied(values))
     except Exception as error:
         what = f"{name} can't be copied: {type(error).__name__}: {error}"[:200]
         raise RecordError(Problem(what, where, "give a list or an array with one number per token")) from error
+
+
+def copied(values: Any) -> Any:
+    """A copy of a list, array or tensor: an array where that takes no look at every number, else a list."""
+    if not hasattr(values, "tolist"):
+        return list(values)
+    try:
+        # tensors that share their memory don't know how to copy it
+        return np.asarray(values).copy()
+    except Exception:  # noqa: BLE001 - numpy refuses tensors on a device, with gradients or of bfloat16, each in its way
+        return values.tolist()
 
 
 def _checked(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -226,11 +226,18 @@ class Hooks:
             with self._state:
                 return call(*arguments)
         except Exception as error:  # noqa: BLE001 - objects of a trainer may be anything
-            if isinstance(self._made, Recorder) and not isinstance(error, RecordError):
+            if isinstance(error, RecordError):
                 # a recorder counts those itself
-                self._made.count_rejected()
-            self._tell(said(error))
+                self._tell(said(error))
+            else:
+                self.lose(said(error))
             return None
+
+    def lose(self, what: str) -> None:
+        """Count something that can't be recorded, and tell why the first time."""
+        if isinstance(self._made, Recorder):
+            self._made.count_rejected()
+        self._tell(what)
 
     def _is_part(self, hook: Hook) -> bool:
         """Whether a call is part of another one that runs."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections import Counter
+from uuid import UUID
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.record.recorder import Recorder
@@ -14,16 +16,21 @@ def log_id(value: object) -> int:
     """An id as a log holds it: a number as it is, any other text by a hash of 53 bits, which JSON and floats keep.
 
     Raises:
-        ValueError: neither a text nor a number of at least 0 that fits 63 bits.
+        ValueError: neither a text or UUID nor a number of at least 0 that fits 63 bits.
     """
+    if isinstance(value, UUID):
+        value = str(value)
     if isinstance(value, str):
         # 007 and 7 are two texts, so one of them is no number
         if re.fullmatch("0|[1-9][0-9]{0,18}", value) and int(value) < 2**63 - 1:
             return int(value)
         digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 11
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return value
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        # numbers of numpy, and tensors of one
+        number = operator.index(value)
+        if 0 <= number < 2**63:
+            return number
     raise ValueError(f"{shown(value)} is no id")
 
 

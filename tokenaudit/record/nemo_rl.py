@@ -16,11 +16,19 @@ import numpy as np
 
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.log.writer import Row
+from tokenaudit.record.event_rows import copied
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, log_id, rollout_id
-from tokenaudit.record.limits import LACK_OF
 from tokenaudit.record.recorder import Recorder
-from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, response_of, span_columns, take_groups
+from tokenaudit.record.response_columns import (
+    RecordedGroup,
+    mask_bits,
+    put_group,
+    response_of,
+    span_columns,
+    take_groups,
+)
 from tokenaudit.record.run_steps import RunSteps
 
 _AGAIN = "groups that a checkpoint of NeMo-RL brought back into its buffer are put once more"
@@ -39,7 +47,7 @@ def attach_nemo_rl(replay_buffer: Any, recorder: Recorder) -> Detach:
     Raises:
         TypeError: the object has no methods `add` and `sample`, or a recorder is attached to it already.
     """
-    return _ReplayBuffer(replay_buffer, recorder).attach(replay_buffer)
+    return _ReplayBuffer(replay_buffer, Hooks(recorder)).attach(replay_buffer)
 
 
 def recorded_replay_buffer(base: type[Any], make_recorder: Callable[[], Recorder]) -> type[Any]:
@@ -56,7 +64,8 @@ def recorded_replay_buffer(base: type[Any], make_recorder: Callable[[], Recorder
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._recorded = SimpleNamespace(add=super().add, sample=super().sample)
-            _ReplayBuffer(self, make_recorder()).attach(self._recorded)
+            hooks = Hooks(make_recorder)
+            hooks.guarded(lambda: _ReplayBuffer(self, hooks).attach(self._recorded))
 
         def add(self, *args: Any, **kwargs: Any) -> Any:
             return self._recorded.add(*args, **kwargs)
@@ -80,7 +89,8 @@ def attach_nemo_rl_controller(buffer: Any, sampler: Any, recorder: Recorder) -> 
         TypeError: the buffer has no method `commit`, or the sampler no `select` and `evict`, or a recorder is attached
             to one of them already.
     """
-    hooks, controller = Hooks(recorder), _Controller(recorder)
+    hooks = Hooks(recorder)
+    controller = _Controller(recorder, hooks)
     selecting = {"select": Hook(controller.select), "evict": Hook(controller.evict)}
     parts = [(buffer, {"commit": Hook(controller.commit)}), (sampler, selecting)]
     return hooks.attach_all(parts, "buffer", controller.end_step)
@@ -92,11 +102,7 @@ class _Steps(RunSteps):
     def put(self, rows: list[Row], start: int, end: int, mixed: Precision, group_id: int, task: Any) -> RecordedGroup:
         """Record a group whose responses have versions from `start` to `end`."""
         self.saw(start)
-        versions = span_columns(start, end, mixed=mixed)
-        precision = versions["version_precision"]
-        if precision in LACK_OF:
-            self.recorder.note_limit(LACK_OF[precision])
-        rows = [row | versions for row in rows]
+        rows = [row | span_columns(start, end, mixed=mixed) for row in rows]
         task_name = task if isinstance(task, str) and task else DEFAULT_TASK
         return put_group(self.recorder, rows, group_id=group_id, train_step=self.train_step, task_name=task_name)
 
@@ -104,11 +110,11 @@ class _Steps(RunSteps):
 class _ReplayBuffer:
     """The handlers of a `ReplayBufferImpl`, which names no groups: they are numbered."""
 
-    def __init__(self, replay_buffer: Any, recorder: Recorder) -> None:
-        self._buffer, self._recorder, self._hooks = replay_buffer, recorder, Hooks(recorder)
-        self._steps, self._ids = _Steps(recorder), GroupIds(recorder)
+    def __init__(self, replay_buffer: Any, hooks: Hooks) -> None:
+        self._buffer, self._hooks, self._recorder = replay_buffer, hooks, hooks.recorder
+        self._steps, self._ids = _Steps(self._recorder), GroupIds(self._recorder)
         self._numbers = 0
-        self._known: dict[int, tuple[Any, RecordedGroup | None]] = {}
+        self._known: Held[int, tuple[Any, RecordedGroup | None]] = Held(hooks)
         """Groups in the buffer by the identity of their trajectory, which is kept so that no other one gets it.
 
         None for one that can't be recorded.
@@ -129,7 +135,7 @@ class _ReplayBuffer:
         return record
 
     def _put(self, trajectory: Any, start: int, target: int) -> None:
-        self._known[id(trajectory)] = (trajectory, None)
+        self._known.hold(id(trajectory), (trajectory, None))
         batch = trajectory["batch"]
         logs = batch["message_log"]
         rewards, tasks = batch.get("total_reward"), batch.get("task_name")
@@ -148,7 +154,7 @@ class _ReplayBuffer:
         group = self._steps.put(
             rows, start, max(start, target), Precision.START, group_id, tasks[0] if tasks else DEFAULT_TASK
         )
-        self._known[id(trajectory)] = (trajectory, group)
+        self._known.hold(id(trajectory), (trajectory, group), rows)
 
     def _sample(self, arguments: Mapping[str, Any]) -> Record:
         self._put_restored()
@@ -157,10 +163,10 @@ class _ReplayBuffer:
         def record(sampled: Any) -> None:
             if sampled is not None:
                 trajectories = sampled["trajectories"]
-                taken = [self._known[id(trajectory)][1] for trajectory in trajectories]
-                take_groups(self._recorder, filter(None, taken), self._steps.train_step)
-            there = set(map(id, self._buffer.trajectories))
-            self._known = {key: value for key, value in self._known.items() if key in there}
+                taken = [self._known.get(id(trajectory), (None, None))[1] for trajectory in trajectories]
+                take_groups(self._recorder, taken, self._steps.train_step)
+            for gone in self._known.keys() - set(map(id, self._buffer.trajectories)):
+                self._known.drop(gone)
 
         return record
 
@@ -180,10 +186,10 @@ class _Controller:
     A step may select its groups in parts, which are one take.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, hooks: Hooks) -> None:
         self._recorder = recorder
         self._steps = _Steps(recorder)
-        self._tasks: dict[int, str] = {}
+        self._tasks: Held[int, str] = Held(hooks)
         """The tasks of groups that are in the buffer."""
         self._selected: list[RecordedGroup] = []
         """The groups of the step so far."""
@@ -199,7 +205,7 @@ class _Controller:
 
         def record(_: Any) -> None:
             put = self._steps.put(rows, start, end, Precision.SPAN, log_id(name), task)
-            self._tasks[put.group_id] = put.task_name
+            self._tasks.hold(put.group_id, put.task_name)
 
         return record
 
@@ -236,7 +242,7 @@ class _Controller:
             members.setdefault(sample.rpartition("_g")[0], []).append(log_id(sample))
         for name, rollouts in members.items():
             group_id = log_id(name)
-            yield RecordedGroup(self._tasks.pop(group_id, DEFAULT_TASK), group_id, tuple(rollouts))
+            yield RecordedGroup(self._tasks.drop(group_id) or DEFAULT_TASK, group_id, tuple(rollouts))
 
 
 def _row(rollout: int, log: Sequence[Mapping[str, Any]], reward: Any, is_truncated: bool) -> Row:
@@ -257,16 +263,16 @@ def _row(rollout: int, log: Sequence[Mapping[str, Any]], reward: Any, is_truncat
 
 
 def _ids(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    return np.asarray(listed(message["token_ids"]), dtype=np.int64)
+    return np.asarray(copied(message["token_ids"]), dtype=np.int64)
 
 
 def _mask(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     mask = message.get("token_loss_mask")
     if mask is None:
         return np.full(len(message["token_ids"]), message.get("role") == "assistant")
-    return np.asarray(listed(mask)) != 0
+    return mask_bits(mask)
 
 
 def _logprobs(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     logprobs = message.get("generation_logprobs")
-    return np.zeros(len(message["token_ids"])) if logprobs is None else np.asarray(listed(logprobs), dtype=float)
+    return np.zeros(len(message["token_ids"])) if logprobs is None else np.asarray(copied(logprobs), dtype=float)

@@ -14,6 +14,7 @@ import numpy as np
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, log_id
 from tokenaudit.record.limits import Lack
@@ -74,10 +75,10 @@ class _Run:
         self._ids = GroupIds(recorder)
         self._seen: set[str] = set()
         """Traces that were looked at since the last batch was shipped: a batch that is empty shows them again."""
-        self._waiting: dict[str, _Trace] = {}
+        self._waiting: Held[str, _Trace] = Held(hooks)
         """Traces that may be shipped yet, by their ids, in the order in which their groups ended."""
-        self._dropped: dict[Status, list[_Trace]] = {}
-        """Traces that won't be, by the status with which they are put."""
+        self._dropped: Held[str, tuple[Status, _Trace]] = Held(hooks)
+        """Traces that won't be, with the status with which they are put."""
 
     def shipping(self, arguments: Mapping[str, Any]) -> Record:
         batch: Any = next(iter(arguments.values()))
@@ -90,7 +91,7 @@ class _Run:
                 return
             self._seen.clear()
             shipped = {trace.id for episode in batch.cohort for trace in episode.traces}
-            trained = [self._waiting.pop(name) for name in [*self._waiting] if name in shipped]
+            trained = [trace for name in [*self._waiting] if name in shipped and (trace := self._waiting.drop(name))]
             self._drop_gone(step)
             take_groups(self._recorder, self._put(trained, Status.COMPLETED, step), step)
 
@@ -117,24 +118,31 @@ class _Run:
             if collected is None:
                 continue
             if trace.has_error:
-                self._dropped.setdefault(Status.FAILED, []).append(collected)
+                self._drop(trace.id, Status.FAILED, collected)
             elif record.cancelled:
-                self._dropped.setdefault(Status.COMPLETED, []).append(collected)
+                self._drop(trace.id, Status.COMPLETED, collected)
             elif not record.admitted or not record.sampled:
-                self._dropped.setdefault(Status.FILTERED, []).append(collected)
+                self._drop(trace.id, Status.FILTERED, collected)
             else:
-                self._waiting[trace.id] = collected
+                self._waiting.hold(trace.id, collected, collected.rows)
+
+    def _drop(self, name: str, status: Status, trace: _Trace) -> None:
+        self._dropped.hold(name, (status, trace), trace.rows)
 
     def _drop_gone(self, step: int) -> None:
         """Put what was dropped, and what left the queue without being shipped: as too old, or filtered."""
         oldest = step - 1 - int(self._orchestrator.config.max_off_policy_steps)
         for name in [name for name in self._waiting if name not in self._orchestrator.train_sink.pending_batch]:
-            gone = self._waiting.pop(name)
+            gone = self._waiting[name]
             is_stale = gone.start is not None and gone.start < oldest
-            self._dropped.setdefault(Status.COMPLETED if is_stale else Status.FILTERED, []).append(gone)
-        for status, traces in self._dropped.items():
+            self._waiting.drop(name)
+            self._drop(name, Status.COMPLETED if is_stale else Status.FILTERED, gone)
+        by_status: dict[Status, list[_Trace]] = {}
+        while self._dropped:
+            status, trace = self._dropped.drop_oldest()
+            by_status.setdefault(status, []).append(trace)
+        for status, traces in by_status.items():
             self._put(traces, status, step)
-        self._dropped.clear()
 
     def _put(self, traces: Iterable[_Trace], status: Status, step: int) -> list[RecordedGroup | None]:
         """Put traces, by group."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenaudit.contracts.schema import Precision
 from tokenaudit.log.writer import Row
+from tokenaudit.record.event_rows import copied, packed
 from tokenaudit.record.limits import LACK_OF
 from tokenaudit.record.recorder import Recorder
 
@@ -53,7 +54,7 @@ def response_of(tokens: Any, mask: Any, logprobs: Any = None, is_generated: Arra
         logprobs: for each, its log-probability; None: not known.
         is_generated: for each, whether a model made it; None: those that are trained.
     """
-    ids, bits = listed(tokens), np.asarray(listed(mask)) != 0
+    ids, bits = copied(tokens), mask_bits(mask)
     if len(ids) != len(bits):
         raise ValueError(f"{len(bits)} mask entries for {len(ids)} tokens")
     generated = np.flatnonzero(bits if is_generated is None else is_generated | bits)
@@ -62,17 +63,18 @@ def response_of(tokens: Any, mask: Any, logprobs: Any = None, is_generated: Arra
         "prompt_len": first,
         "response_len": len(ids) - first,
         "response_ids": ids[first:],
-        "response_mask": bits[first:].astype(np.int8),
+        "response_mask": bits[first:].view(np.int8),
     }
-    values = None if logprobs is None else listed(logprobs)
+    values = None if logprobs is None else copied(logprobs)
     if values is not None and len(values) == len(ids):
         row["logprobs"] = values[first:]
     return row
 
 
-def listed(values: Any) -> list[Any]:
-    """A list, array or tensor as a list."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+def mask_bits(mask: Any) -> Array:
+    """Which entries of a mask aren't 0; an array of bools."""
+    values = packed("response_mask", mask) if isinstance(mask, list | tuple) else None
+    return np.asarray(copied(mask) if values is None else values) != 0
 
 
 class RecordedGroup(NamedTuple):

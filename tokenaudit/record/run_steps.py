@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tokenaudit.record.recorder import Recorder
 
+MOST_PUSHES = 1_000
+
+
+def pushes_between(before: int, newest: int, interval: int = 1) -> range:
+    """Pushes that nobody named, up to the newest; the last ones where they are more than a batch can have missed."""
+    return range(before + interval, newest + 1, interval)[-MOST_PUSHES:]
+
 
 class RunSteps:
     """Records a sync and a refresh where a call first names a version; weights `w` are those after step `w`.
@@ -25,8 +32,8 @@ class RunSteps:
     def saw(self, version: int) -> None:
         """Weights that nobody named before are those of a push."""
         if version > self._pushed:
-            self._pushed = version
             self.recorder.sync(version, version)
+            self._pushed = version
 
     def asked(self, version: int) -> None:
         """Groups are asked for with the trainer's weights; the first time, the buffer compares with them anew."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
 from tokenaudit.record.limits import Lack
@@ -70,10 +71,10 @@ class _Run:
         self._live = 0
         """Train steps in the weights that the engines have."""
         self._taken_step = 0
-        self._unjudged: dict[int, _Finished] = {}
+        self._unjudged: Held[int, _Finished] = Held(hooks)
         """Groups that are finished and not put, by the identity of their output."""
-        self._put: dict[int, tuple[_Finished, RecordedGroup]] = {}
-        """Groups that are put and not taken."""
+        self._put: Held[int, tuple[Any, RecordedGroup]] = Held(hooks)
+        """Groups that are put and not taken, with their output, by its identity."""
         self._detach_dispatch: Detach = lambda: None
 
     @property
@@ -108,7 +109,7 @@ class _Run:
             group_id = self._ids.new(uid)
             rows = _rows(output, group_id, span_columns(started, self._live))
             finished = _Finished(output, uid, str(tasks[0]), rows, group_id)
-            self._unjudged[id(output)] = finished
+            self._unjudged.hold(id(output), finished, rows)
             if not self.is_judging:
                 self._enter(finished)
 
@@ -121,8 +122,8 @@ class _Run:
             if id(output) in self._unjudged:
                 self._enter(self._unjudged[id(output)])
         self._taken_step = int(self._trainer.global_step)
-        groups = [self._put.pop(id(output))[1] for output in outputs if id(output) in self._put]
-        take_groups(self._recorder, groups, self._taken_step)
+        put = [self._put.drop(id(output)) for output in outputs]
+        take_groups(self._recorder, [None if one is None else one[1] for one in put], self._taken_step)
 
     def dropped(self, arguments: Mapping[str, Any]) -> Record:
         uids = set(map(str, next(iter(arguments.values()))))
@@ -135,14 +136,14 @@ class _Run:
 
     def _enter(self, finished: _Finished, status: Status = Status.COMPLETED) -> None:
         """Put a group, at the step whose batch comes next."""
-        del self._unjudged[id(finished.output)]
+        self._unjudged.drop(id(finished.output))
         for row in finished.rows:
             row["status"] = status.value
         step = max(int(self._trainer.global_step), self._taken_step + 1)
         _, _, task_name, rows, group_id = finished
         group = self._hooks.guarded(put_group, self._recorder, rows, group_id, step, task_name)
         if group is not None and status is Status.COMPLETED:
-            self._put[id(finished.output)] = finished, group
+            self._put.hold(id(finished.output), (finished.output, group), rows)
 
     def _synced(self, _: Any) -> None:
         self._live = int(self._trainer.global_step)

@@ -16,9 +16,10 @@ from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
 from tokenaudit.record.hooks import Hooks
 from tokenaudit.record.ids import GroupIds, log_id, rollout_id
-from tokenaudit.record.limits import LACK_OF, Lack
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
-from tokenaudit.record.response_columns import listed, put_group, take_groups
+from tokenaudit.record.response_columns import RecordedGroup, mask_bits, put_group, take_groups
+from tokenaudit.record.run_steps import pushes_between
 from tokenaudit.record.slime_versions import (
     GENERATE,
     STREAMED,
@@ -88,25 +89,23 @@ class _Run:
             recorder.note_limit(Lack.DROPPED)
         step = int(rollout) + 1
         interval = int(self._sync_interval or getattr(args, "update_weights_interval", None) or 1)
-        groups: dict[tuple[str, object], list[Any]] = {}
+        groups: dict[tuple[str, str | int], list[Any]] = {}
         for index, sample in enumerate(samples):
-            # a sample without a group is one of its own
-            name = index if sample.group_index is None else (sample.group_index,)
-            groups.setdefault((self._task_of(sample), name), []).append(sample)
-        self._push(samples, interval)
-        put = []
-        for (task_name, name), members in groups.items():
-            group_id = self._ids.new(name[0] if isinstance(name, tuple) else f"sample {name} of step {step}")
-            rows = self.hooks.guarded(self._rows, group_id, members, args, step, interval)
-            if rows is not None:
-                put.append(put_group(recorder, rows, group_id=group_id, train_step=step, task_name=task_name))
+            named = self.hooks.guarded(self._named, sample, f"sample {index} of step {step}")
+            if named is not None:
+                groups.setdefault(named, []).append(sample)
+        self.hooks.guarded(self._push, samples, interval)
+        put = [self.hooks.guarded(self._put, named, members, args, step, interval) for named, members in groups.items()]
         take_groups(recorder, put, step)
+
+    def _named(self, sample: Any, alone: str) -> tuple[str, str | int]:
+        """Task and group of a sample; one without a group is a group of its own, by the name `alone`."""
+        return self._task_of(sample), alone if sample.group_index is None else log_id(sample.group_index)
 
     def _push(self, samples: Iterable[Any], interval: int) -> None:
         """Record the pushes up to the newest version of a batch."""
-        versions = (version for sample in samples for version in _pushes(sample))
-        newest = max(versions, default=0)
-        for version in range(self._pushed + 1, newest + 1):
+        newest = max((version for sample in samples for version in _pushes(sample)), default=0)
+        for version in pushes_between(self._pushed, newest):
             model_step = self._model_step(version, interval)
             self.hooks.recorder.sync(model_step, model_step)
         self._pushed = max(self._pushed, newest)
@@ -115,38 +114,37 @@ class _Run:
         """Train steps in the weights of a push: the first one comes before any training, others every `interval`."""
         return self._first_step if version <= 1 else (self._first_step // interval + version - 1) * interval
 
-    def _rows(self, group_id: int, samples: Sequence[Any], args: Any, step: int, interval: int) -> list[Row]:
+    def _put(
+        self, named: tuple[str, str | int], samples: Sequence[Any], args: Any, step: int, interval: int
+    ) -> RecordedGroup:
+        task_name, name = named
+        assert self._ids is not None
+        group_id = self._ids.new(name)
         rows: list[Row] = []
         for index, sample in enumerate(samples):
-            tokens = int(sample.response_length)
-            status = getattr(sample.status, "value", sample.status)
-            mask = None if sample.loss_mask is None else np.asarray(listed(sample.loss_mask))
-            row = sample_columns(status, tokens, len(sample.tokens), mask, is_removed=bool(sample.remove_sample))
+            row = self._row(sample, step, interval)
             row["rollout_id"] = rollout_id(group_id, index) if sample.index is None else log_id(sample.index)
             row["reward"] = self._reward(sample.reward, getattr(args, "reward_key", None))
-            row["response_ids"] = listed(sample.tokens)[len(sample.tokens) - tokens :]
-            if sample.rollout_log_probs is not None and len(sample.rollout_log_probs) == tokens:
-                row["logprobs"] = sample.rollout_log_probs
-            start = (getattr(sample, "metadata", None) or {}).get("start_rollout_id")
-            sampled = Sampled(
-                row["response_mask"],
-                tokens,
-                row.get("prompt_len"),
-                step,
-                oldest_weights(None if start is None else int(start), interval),
-            )
-            row |= version_columns(
-                _calls(sample),
-                sampled,
-                lambda version: self._model_step(version, interval),
-                self.hooks.recorder.note_limit,
-            )
-            if row["version_precision"] in LACK_OF:
-                self.hooks.recorder.note_limit(LACK_OF[row["version_precision"]])
-            if status in ("aborted", "failed"):
-                self.hooks.recorder.note_limit(NOT_COMPLETED)
             rows.append(row)
-        return rows
+        return put_group(self.hooks.recorder, rows, group_id=group_id, train_step=step, task_name=task_name)
+
+    def _row(self, sample: Any, step: int, interval: int) -> Row:
+        note = self.hooks.recorder.note_limit
+        tokens, all_tokens = int(sample.response_length), len(sample.tokens)
+        status = getattr(sample.status, "value", sample.status)
+        mask = None if sample.loss_mask is None else mask_bits(sample.loss_mask)
+        row = sample_columns(status, tokens, all_tokens, mask, is_removed=bool(sample.remove_sample))
+        if all_tokens >= tokens:
+            row["response_ids"] = sample.tokens[all_tokens - tokens :]
+        if sample.rollout_log_probs is not None and len(sample.rollout_log_probs) == tokens:
+            row["logprobs"] = sample.rollout_log_probs
+        start = (getattr(sample, "metadata", None) or {}).get("start_rollout_id")
+        oldest = oldest_weights(None if start is None else int(start), interval)
+        sampled = Sampled(row["response_mask"], tokens, row.get("prompt_len"), step, oldest)
+        row |= version_columns(_calls(sample), sampled, lambda version: self._model_step(version, interval), note)
+        if status in ("aborted", "failed"):
+            note(NOT_COMPLETED)
+        return row
 
     def _reward(self, reward: Any, key: str | None) -> float | None:
         if isinstance(reward, Mapping):
@@ -212,7 +210,7 @@ def _calls(sample: Any) -> Calls:
             lengths.append(int(attributes["completion_tokens"]))
         elif event.get("name") == STREAMED and event.get("type") == "span_end":
             lengths.append(None)
-    return Calls([_spans(call) for call in sample.weight_versions], lengths)
+    return Calls([_spans(call) for call in getattr(sample, "weight_versions", None) or ()], lengths)
 
 
 def _spans(call: Any) -> str | list[VersionSpan]:

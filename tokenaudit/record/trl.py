@@ -5,14 +5,15 @@ Read: trl/experimental/async_grpo/{async_grpo_trainer,async_rollout_worker}.py o
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.record.event_rows import Row
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import GroupIds, rollout_id
 from tokenaudit.record.limits import Lack
@@ -86,9 +87,10 @@ class _Run:
         self._ids = GroupIds(recorder)
         self._model_steps: dict[int, int] = {}
         """Train steps in the weights of every version that was pushed."""
-        self._came: deque[_Got] = deque()
+        self._numbers = itertools.count()
+        self._came: Held[int, _Got] = Held(hooks)
         """Samples that came and are in no micro-batch yet, in order."""
-        self._made: deque[tuple[list[_Got], list[_Got]]] = deque()
+        self._made: Held[int, tuple[list[_Got], list[_Got]]] = Held(hooks)
         """Micro-batches that aren't trained yet: their samples, and those dropped before them."""
         self._trained: list[_Got] = []
         self._dropped: list[_Got] = []
@@ -99,7 +101,9 @@ class _Run:
     def got(self, sample: Any) -> None:
         age = int(self._trainer.model_version) - int(sample.model_version)
         is_stale = age > self._trainer.args.max_staleness
-        self._came.append(_Got(sample.input_ids, int(sample.group_id), self._next_step(), is_stale, self._row(sample)))
+        row = self._row(sample)
+        got = _Got(sample.input_ids, int(sample.group_id), self._next_step(), is_stale, row)
+        self._came.hold(next(self._numbers), got, [row])
 
     def _row(self, sample: Any) -> Row:
         start, live = (self._model_steps[int(of.model_version)] for of in (sample, self._trainer))
@@ -122,15 +126,17 @@ class _Run:
         kept: list[_Got] = []
         dropped: list[_Got] = []
         # there is one for every call, whatever it holds: they are trained in this order
-        self._made.append((kept, dropped))
+        number = next(self._numbers)
+        self._made.hold(number, (kept, dropped))
         (ranks,) = next(iter(arguments.values()))
         missing = {id(example["input_ids"]) for examples in ranks for example in examples}
-        missing &= {id(got.tokens) for got in self._came}
+        missing &= {id(got.tokens) for got in self._came.values()}
         while missing and self._came:
-            got = self._came.popleft()
+            got = self._came.drop_oldest()
             is_kept = id(got.tokens) in missing
             missing.discard(id(got.tokens))
             (kept if is_kept else dropped).append(got)
+        self._made.hold(number, (kept, dropped), [got.row for got in (*kept, *dropped)])
 
     def trained(self, _: Mapping[str, Any]) -> Record:
         if self._next_step() != self._step:
@@ -138,7 +144,7 @@ class _Run:
             self._step = self._next_step()
 
         def record(_: Any) -> None:
-            kept, dropped = self._made.popleft()
+            kept, dropped = self._made.drop_oldest()
             self._trained += kept
             self._dropped += dropped
 
@@ -159,10 +165,10 @@ class _Run:
     def end(self) -> None:
         self._detach_collator()
         self._close()
-        for kept, dropped in self._made:
+        for kept, dropped in self._made.values():
             self._drop(dropped)
             self._put(kept)
-        self._put(self._came)
+        self._put(self._came.values())
 
     def _next_step(self) -> int:
         return int(self._trainer.state.global_step) + 1

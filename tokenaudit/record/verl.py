@@ -15,11 +15,12 @@ import numpy as np
 from tokenaudit.contracts.schema import DEFAULT_TASK, Precision
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.writer import Row
+from tokenaudit.record.event_rows import copied
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import log_id
-from tokenaudit.record.limits import LACK_OF, Lack
+from tokenaudit.record.limits import Lack
 from tokenaudit.record.recorder import Recorder
-from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, span_columns, take_groups
+from tokenaudit.record.response_columns import RecordedGroup, put_group, span_columns, take_groups
 from tokenaudit.record.run_steps import RunSteps
 
 PLACE_IN_GROUP = re.compile(r"_\d+_\d+$", re.ASCII)
@@ -89,15 +90,18 @@ class _ReplayBuffer:
         self._ask(int(arguments["global_steps"]))
 
         def record(sampled: Any) -> None:
-            meta, _ = sampled
-            self._sampled += self._put(dict(zip(meta.keys, meta.tags, strict=True)), lambda uid: Status.COMPLETED)
             self._samples += 1
+            self._sampled += self.hooks.guarded(self._given, sampled) or []
             # a sampler of somebody else may have none
             config = getattr(self._buffer, "trainer_config", None) or {}
             if self._samples >= int(config.get("parameter_sync_step", 1)):
                 self.end_step()
 
         return record
+
+    def _given(self, sampled: Any) -> list[RecordedGroup]:
+        meta, _ = sampled
+        return self._put(dict(zip(meta.keys, meta.tags, strict=True)), lambda uid: Status.COMPLETED)
 
     def clear(self, arguments: Mapping[str, Any]) -> None:
         """Put what is evicted: too old, of a prompt that failed, or filtered for its rewards or as surplus."""
@@ -134,7 +138,7 @@ class _ReplayBuffer:
         put = []
         for uid, indices in groups.items():
             members = {index: keys[index] for index in indices}
-            put.append(self.hooks.guarded(self._put_group, uid, members, tags, data, status_of(uid)))
+            put.append(self.hooks.guarded(self._put_group, uid, members, tags, data, status_of))
         return [group for group in put if group is not None]
 
     def _fetched(self, keys: Sequence[str]) -> Any:
@@ -144,8 +148,14 @@ class _ReplayBuffer:
         return self._fetch(keys=keys, partition_id=_TRAIN, select_fields=list(self._fields))
 
     def _put_group(
-        self, uid: str, members: Mapping[int, str], tags: Mapping[str, Mapping[str, Any]], data: Any, status: Status
+        self,
+        uid: str,
+        members: Mapping[int, str],
+        tags: Mapping[str, Mapping[str, Any]],
+        data: Any,
+        status_of: Callable[[str], Status],
     ) -> RecordedGroup:
+        status = status_of(uid)
         rows = []
         task_name = DEFAULT_TASK
         for index, key in members.items():
@@ -157,15 +167,16 @@ class _ReplayBuffer:
                 row["status"] = status
             if tag.get("prompt_len") is not None:
                 row["prompt_len"] = int(tag["prompt_len"])
-            row |= tag_versions(self._recorder, tag.get("min_global_steps"), tag.get("max_global_steps"), 1)
+            row |= tag_versions(tag.get("min_global_steps"), tag.get("max_global_steps"), 1)
             row |= token_columns(row["response_len"], fields)
             task_name = str(fields["data_source"]) if fields.get("data_source") is not None else task_name
             rows.append(row)
-        if "response_mask" not in rows[0]:
-            self._recorder.note_limit(Lack.MASK)
         self._steps.saw(max((row.get("model_step_end", row.get("model_step", 0)) for row in rows), default=0))
         step = self._steps.train_step
-        return put_group(self._recorder, rows, group_id=log_id(uid), train_step=step, task_name=task_name)
+        put = put_group(self._recorder, rows, group_id=log_id(uid), train_step=step, task_name=task_name)
+        if "response_mask" not in rows[0]:
+            self._recorder.note_limit(Lack.MASK)
+        return put
 
 
 def queue_columns(status: str, tokens: int, num_turns: int | None) -> Row:
@@ -183,28 +194,24 @@ def queue_columns(status: str, tokens: int, num_turns: int | None) -> Row:
     }
 
 
-def tag_versions(recorder: Recorder, oldest: Any, newest: Any, interval: int) -> Row:
+def tag_versions(oldest: Any, newest: Any, interval: int) -> Row:
     """The version columns of a response: those of its first and its last call, which count `interval` steps each."""
     if oldest is None or newest is None:
-        row: Row = {"version_precision": Precision.NONE}
-    else:
-        row = span_columns(int(oldest) * interval, int(newest) * interval)
-    if row["version_precision"] in LACK_OF:
-        recorder.note_limit(LACK_OF[row["version_precision"]])
-    return row
+        return {"version_precision": Precision.NONE}
+    return span_columns(int(oldest) * interval, int(newest) * interval)
 
 
 def token_columns(tokens: int, fields: Mapping[str, Any]) -> Row:
     """Mask, reward, ids and log-probabilities, from rows that may be padded."""
     row: Row = {}
     if fields.get("rm_scores") is not None:
-        total = float(np.asarray(listed(fields["rm_scores"]), dtype=float).sum())
+        total = float(np.asarray(copied(fields["rm_scores"]), dtype=float).sum())
         row["reward"] = total if np.isfinite(total) else None
     columns = {"response_mask": "response_mask", "response_ids": "responses", "logprobs": "rollout_log_probs"}
     for column, name in columns.items():
         values = fields.get(name)
         if values is not None and len(values) >= tokens:
-            row[column] = listed(values[:tokens])
+            row[column] = copied(values[:tokens])
     return row
 
 

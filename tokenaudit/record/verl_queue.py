@@ -15,10 +15,12 @@ import numpy as np
 
 from tokenaudit.contracts.schema import DEFAULT_TASK
 from tokenaudit.log.writer import Row
+from tokenaudit.record.event_rows import copied
 from tokenaudit.record.hooks import Detach, Hook, Hooks, Record
 from tokenaudit.record.ids import log_id
 from tokenaudit.record.recorder import Recorder
-from tokenaudit.record.response_columns import RecordedGroup, listed, put_group, take_groups
+from tokenaudit.record.response_columns import RecordedGroup, put_group, take_groups
+from tokenaudit.record.run_steps import pushes_between
 from tokenaudit.record.verl import queue_columns, tag_versions, token_columns, value_of
 
 _DROPPED = "the queue of verl was full: the groups that it dropped stay in the log as if they had been left over"
@@ -70,11 +72,11 @@ def recorded_queue_client(
         return calls[name]
 
     class RecordedQueueClient(base):
-        async def put_sample(self, sample: Any) -> Any:
-            return await wrapped(self, "put_sample", 0)(sample)
+        async def put_sample(self, *args: Any, **kwargs: Any) -> Any:
+            return await wrapped(self, "put_sample", 0)(*args, **kwargs)
 
-        async def get_sample(self) -> Any:
-            return await wrapped(self, "get_sample", 1)()
+        async def get_sample(self, *args: Any, **kwargs: Any) -> Any:
+            return await wrapped(self, "get_sample", 1)(*args, **kwargs)
 
         def __getstate__(self) -> dict[str, Any]:
             return {name: value for name, value in vars(self).items() if name != "_recorded"}
@@ -89,14 +91,15 @@ class _Queue:
         self._hooks, self._required, self._interval = hooks, required_samples, sync_interval
         self._train_step = 1
         self._newest = 0
-        self._got: list[RecordedGroup] = []
+        self._got: list[RecordedGroup | None] = []
+        """The groups of the step so far; None for one that can't be recorded."""
 
     def put(self, arguments: Mapping[str, Any]) -> Record:
         """Record a group before it is sent, so that it stands before the take of another process."""
         sample = arguments["sample"]
         if sample is not None:
             task_name, group_id, rows = self._group(sample)
-            self._saw(rows)
+            self._hooks.guarded(self._saw, rows)
             step = self._newest + 1
             put_group(self._hooks.recorder, rows, group_id=group_id, train_step=step, task_name=task_name)
         return self._note_drop
@@ -107,8 +110,7 @@ class _Queue:
         def record(got: Any) -> None:
             if got is None or got[0] is None:
                 return
-            task_name, group_id, rows = self._group(got[0])
-            self._got.append(RecordedGroup(task_name, group_id, tuple(row["rollout_id"] for row in rows)))
+            self._got.append(self._hooks.guarded(self._taken, got[0]))
             if len(self._got) == self._required:
                 groups, self._got = self._got, []
                 take_groups(self._hooks.recorder, groups, self._train_step)
@@ -116,13 +118,17 @@ class _Queue:
 
         return record
 
+    def _taken(self, sample: Any) -> RecordedGroup:
+        task_name, group_id, rows = self._group(sample)
+        return RecordedGroup(task_name, group_id, tuple(row["rollout_id"] for row in rows))
+
     def _note_drop(self, has_room: Any) -> None:
         if has_room is False:
             self._hooks.recorder.note_limit(_DROPPED)
 
     def _saw(self, rows: Iterable[Row]) -> None:
         newest = max((row.get("model_step_end", row.get("model_step", 0)) for row in rows), default=0)
-        for model_step in range(self._newest + self._interval, newest + 1, self._interval):
+        for model_step in pushes_between(self._newest, newest, self._interval):
             self._hooks.recorder.sync(model_step, model_step)
             self._newest = model_step
 
@@ -131,7 +137,7 @@ class _Queue:
         # what this trainer itself has pickled, or goes on to unpickle
         group = pickle.loads(sample) if isinstance(sample, bytes) else sample
         tensors, others = group.full_batch.batch, group.full_batch.non_tensor_batch
-        attention = np.asarray(listed(tensors["attention_mask"]))
+        attention = np.asarray(copied(tensors["attention_mask"]))
         width = attention.shape[1] - tensors["responses"].shape[1]
         rows = []
         task_name = DEFAULT_TASK
@@ -142,7 +148,7 @@ class _Queue:
             row = queue_columns("success", int(mask[width:].sum()), None if turns is None else int(turns))
             row |= {"rollout_id": log_id(f"{group.sample_id}_{index}"), "prompt_len": int(mask[:width].sum())}
             versions = (value_of(others, name, index) for name in ("min_global_steps", "max_global_steps"))
-            row |= tag_versions(self._hooks.recorder, *versions, self._interval)
+            row |= tag_versions(*versions, self._interval)
             row |= token_columns(row["response_len"], fields)
             source = value_of(others, "data_source", index)
             task_name = task_name if source is None else str(source)

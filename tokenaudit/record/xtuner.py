@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.record.event_rows import Row
+from tokenaudit.record.event_rows import Row, copied
+from tokenaudit.record.held import Held
 from tokenaudit.record.hooks import Detach, Hook, Hooks
 from tokenaudit.record.recorder import Recorder
 
@@ -38,11 +41,11 @@ def attach_xtuner(replay_buffer: Any, recorder: Recorder) -> Detach:
     Raises:
         TypeError: the object lacks one of the methods, or a recorder is attached to it already.
     """
-    buffer = _Buffer(recorder)
+    hooks = Hooks(recorder)
+    buffer = _Buffer(recorder, hooks)
     handlers = {"put": buffer.put, "get": buffer.get, "refresh_staleness": buffer.refresh, "take_batch": buffer.take}
-    return Hooks(recorder).attach(
-        replay_buffer, {name: Hook(handler, is_alone=True) for name, handler in handlers.items()}
-    )
+    methods = {name: Hook(handler, is_alone=True) for name, handler in handlers.items()}
+    return hooks.attach(replay_buffer, methods)
 
 
 class _Segment(NamedTuple):
@@ -63,10 +66,10 @@ class _Fingerprint(NamedTuple):
 class _Buffer:
     """The handlers of one buffer. Each looks at the arguments, and returns what to record with the call's result."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, hooks: Hooks) -> None:
         self._recorder = recorder
         self._train_step: int | None = None
-        self._sampled: dict[_Segment, _Fingerprint] = {}
+        self._sampled: Held[_Segment, _Fingerprint] = Held(hooks)
         """The tokens that sampled responses were sampled with."""
 
     def put(self, arguments: Mapping[str, Any]) -> Callable[[Any], None]:
@@ -80,7 +83,7 @@ class _Buffer:
             if not rows:
                 return
             for key, row in zip(_segments(task_name, [row["rollout_id"] for row in rows]), rows, strict=True):
-                sampled = self._sampled.pop(key, _Fingerprint(0, 0))
+                sampled = self._sampled.drop(key) or _Fingerprint(0, 0)
                 # fewer versions than tokens say it already
                 if len(row["response_model_steps"]) == row["response_len"]:
                     continues = _fingerprint(row["response_ids"][: sampled.length]) == sampled
@@ -108,7 +111,8 @@ class _Buffer:
             for group in groups:
                 keys = _segments(task_name, [int(state.rollout_id) for state in group])
                 prints = (_fingerprint(_listed(state.response_ids)) for state in group)
-                self._sampled.update(zip(keys, prints, strict=True))
+                for key, tokens in zip(keys, prints, strict=True):
+                    self._sampled.hold(key, tokens)
                 self._recorder.sample(int(group[0].group_id), pool, task_name=task_name)
 
         return record
@@ -150,9 +154,9 @@ def _segments(task_name: str, rollout_ids: Sequence[int]) -> list[_Segment]:
     return [_Segment(task_name, rollout, count) for rollout, count in zip(rollout_ids, counts, strict=True)]
 
 
-def _fingerprint(ids: Iterable[int]) -> _Fingerprint:
-    listed = tuple(map(int, ids))
-    return _Fingerprint(len(listed), hash(listed))
+def _fingerprint(ids: Any) -> _Fingerprint:
+    array = np.asarray(ids, dtype=np.int64)
+    return _Fingerprint(len(array), hash(array.tobytes()))
 
 
 def response_row(state: Any) -> Row:
@@ -170,22 +174,20 @@ def response_row(state: Any) -> Row:
         "response_ids": ids,
         "response_model_steps": steps,
         # a response without tokens has an empty mask, which says as much as none
-        "response_mask": mask or None,
+        "response_mask": mask if len(mask) else None,
         "agentic": any(getattr(state, name, None) is not None for name in ("input_ids", "labels")),
         "reward": _reward(getattr(state, "reward", None)),
         "finish_reason": getattr(state, "finish_reason", None),
         "prompt_len": None if prompt is None else len(prompt),
     }
-    if logprobs and len(logprobs) == len(ids):
+    if len(logprobs) == len(ids) > 0:
         row["logprobs"] = logprobs
     return row
 
 
-def _listed(values: Any) -> list[Any]:
-    """A copy of a list, array or tensor, as a list; an absent one is empty."""
-    if values is None:
-        return []
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+def _listed(values: Any) -> Any:
+    """A copy of a list, array or tensor; an absent one is empty."""
+    return [] if values is None else copied(values)
 
 
 def _text(status: Any) -> str:
