@@ -19,6 +19,7 @@ LIMIT_3 = ("policy.max_staleness=2",)
 TOKEN_0 = ("policy.max_staleness=3", "policy.max_token_staleness=0")
 ALONE = (*LIMIT_3, "timeline.train_batch_size=1")
 BY_STALENESS = "; 100 % of what was dropped is by policy.max_staleness = 2"
+FIFO = ("policy.max_staleness=20", "buffer.replay_policy=fifo")
 RETRY = ("policy.max_staleness=2", "policy.tail_batch_trigger_size=0")
 
 
@@ -62,7 +63,12 @@ def members(event_id: int, group_id: int, *rollouts: Row, **common: Any) -> list
 def lived(versions: list[int], put_step: int, take_step: int, **others: Any) -> list[Row]:
     """A response that is put and taken, with no refresh in between."""
     row = put(1, 3, 12, train_step=put_step, tokens=len(versions), response_model_steps=versions, **others)
-    return [row, take(2, take_step)]
+    return [row, *taking(2, take_step, 12)]
+
+
+def taking(event_id: int, train_step: int, *rollouts: int, **others: Any) -> list[Row]:
+    """A take that names what it took."""
+    return [take(event_id, train_step, rollout_id=rollout, **others) for rollout in rollouts]
 
 
 def many(count: int, **others: Any) -> list[Row]:
@@ -263,8 +269,8 @@ CASES: dict[str, Case] = {
     ),
     # ---- groups
     "group-incomplete": Case(
-        [*members(1, 8, {}, {}, {}), put(2, 9, 83), take(3, 1)],
-        [*members(1, 8, {}, {}, {}, {}), take(3, 1)],
+        [*members(1, 8, {}, {}, {}), put(2, 9, 83), *taking(3, 1, 80, 81, 82)],
+        [*members(1, 8, {}, {}, {}, {}), *taking(3, 1, 80, 81, 82, 83)],
         "taken at step 1 with 3 of 4 members", config=("tasks.default.group_size=4",),
         subject="task default, group 8, put 1",
     ),
@@ -287,8 +293,8 @@ CASES: dict[str, Case] = {
         "1 of 8 members filtered; the rest has zero spread; the group is discarded whole", severity="warning",
     ),
     "group-zero-variance": Case(
-        [*members(1, 9, {"reward": 1.0}, {"reward": 1.0}), take(2, 1)],
-        [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), take(2, 1)],
+        [*members(1, 9, {"reward": 1.0}, {"reward": 1.0}), *taking(2, 1, 90, 91)],
+        [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), *taking(2, 1, 90, 91)],
         "1 of 1 taken group with rewards have no spread (100.0 % of their tokens)", severity="info", config=LIMIT_3,
     ),
     "unfinished-row-trained": Case(
@@ -296,8 +302,8 @@ CASES: dict[str, Case] = {
         [put(1, 3, 12), take(2, 6, rollout_id=12)], "aborted response taken at step 6",
     ),
     "reward-missing": Case(
-        [*members(1, 9, {"reward": 1.0}, {"reward": None}), take(2, 1)],
-        [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), take(2, 1)],
+        [*members(1, 9, {"reward": 1.0}, {"reward": None}), *taking(2, 1, 90, 91)],
+        [*members(1, 9, {"reward": 1.0}, {"reward": 0.0}), *taking(2, 1, 90, 91)],
         "no reward at the take of step 1, while other members of its group have one", config=LIMIT_3,
     ),
     "rollout-in-two-groups": Case(
@@ -307,6 +313,51 @@ CASES: dict[str, Case] = {
     "group-members-changed": Case(
         [*members(1, 3, {}, {}), put(2, 3, 30), put(2, 3, 35)], [*members(1, 3, {}, {}), *members(2, 3, {}, {})],
         "1 rollout missing (31) and 1 rollout new (35)", severity="warning", subject="task default, group 3, put 2",
+    ),
+    "group-split": Case(
+        [*members(1, 8, {}, {}, {}), *taking(2, 1, 80, 81), *taking(3, 2, 82)],
+        [*members(1, 8, {}, {}, {}), *taking(2, 1, 80, 81, 82), *taking(3, 2, 80, 81)],
+        "at put 1, 1 group taken in parts, the first, group 8: 2 at step 1 and 1 at step 2; 3 responses",
+        subject="task default",
+    ),
+    "group-abandoned": Case(
+        [*members(1, 1, {}, {}, status="aborted"), put(2, 2, status="aborted"), put(3, 3, status="aborted"),
+         put(4, 4, train_step=5), refresh(5, 5)],
+        [*members(1, 1, {}, {}, status="aborted"), put(2, 2, status="aborted"), put(3, 3, status="aborted"),
+         put(4, 4, train_step=4), refresh(5, 4)],
+        "from put 1 to put 3, 3 groups put as aborted at step 1 and never again, though the run goes on; their "
+        "responses had 4 tokens on average so far, 1.0 times the 4 of completed ones; 4 responses",
+        config=FIFO, severity="warning", subject="task default",
+    ),
+    "takes-differ-from-replay": Case(
+        [put(1, 1), put(2, 2), *taking(3, 1, 2)], [put(1, 1), put(2, 2), *taking(3, 1, 1)],
+        "from put 1 on, takes differ from the replay's from step 1 on: the run takes 1 left waiting there and leaves "
+        "out 1 that replay takes (of 2 groups); 2 responses", config=FIFO, severity="warning",
+    ),
+    "take-order": Case(
+        [*many(6), *(row for n in range(6) for row in taking(10 + n, 1 + n, 5 - n))],
+        [*many(6), *(row for n in range(6) for row in taking(10 + n, 1 + n, n))],
+        "from put 2 on, 5 of 6 taken groups (83 %) were taken while one that was completed before waited, though "
+        "replay_policy is fifo, first at step 1; 5 responses", config=FIFO, severity="warning",
+    ),
+    "group-passed-over": Case(
+        [*many(4), *(row for n in (1, 2, 3) for row in taking(10 + n, n, n))],
+        [*many(4), *(row for n in (1, 2) for row in taking(10 + n, n, n))],
+        "at put 1, 1 completed group never taken, the first, group 0, though 3 newer ones were; 1 response",
+        config=FIFO, severity="warning",
+    ),
+    "take-short": Case(
+        [put(1, 1), put(2, 2), *taking(3, 1, 1, batch_size=2)],
+        [put(1, 1), put(2, 2), *taking(3, 1, 1, 2, batch_size=2)],
+        "at put 1, 1 of 1 take too short by 1 group in all, the first, at step 1: 1 of 2; 1 response",
+        severity="warning",
+    ),
+    "continued-though-off": Case(
+        pair(put(1, 1, tokens=2, status="aborted"), put(2, 1, tokens=3, prior_len=2, train_step=2, model_step=1,
+                                                        response_model_steps=[0, 0, 1])),
+        pair(put(1, 1, tokens=2, status="aborted"), put(2, 1, tokens=3, train_step=2, model_step=1)),
+        "at put 2, 2 tokens of version 0 kept by responses that had been cut off, though enable_partial_rollout is "
+        "off; 1 response", config=("policy.enable_partial_rollout=false",),
     ),
     # ---- lifecycle
     "stale-token-trained": Case(
@@ -473,7 +524,7 @@ CASES: dict[str, Case] = {
     ),
     # ---- totals
     "step-without-trainable-tokens": Case(
-        [*one(4, response_mask=[0] * 4), take(2, 14)], [*one(4, response_mask=[0, 0, 0, 1]), take(2, 14)],
+        [*one(4, response_mask=[0] * 4), *taking(2, 14, 12)], [*one(4, response_mask=[0, 0, 0, 1]), *taking(2, 14, 12)],
         "0 of 4 tokens trainable (0 of them stale)", config=("policy.max_staleness=99",), subject="step 14",
     ),
     "denominator-mismatch": Case(
@@ -496,9 +547,9 @@ CASES: dict[str, Case] = {
     ),
     "untrained-response-taken": Case(
         [*lived([4, 4], 6, 6)[:1], put(1, 3, 13, train_step=6, tokens=2, response_model_steps=[4, 5], agentic=None),
-         put(2, 4, 14, train_step=7, tokens=2, model_step=5), take(3, 7, 2)],
+         put(2, 4, 14, train_step=7, tokens=2, model_step=5), *taking(3, 7, 12, 13, 14)],
         [put(1, 3, 12, train_step=7, tokens=2, response_model_steps=[5, 6]), put(2, 4, 14, train_step=7, model_step=6),
-         take(3, 7, 2)],
+         *taking(3, 7, 12, 14)],
         "1 of 3 responses taken have no token to train (1 of them too old): the batch is in effect 2",
         config=("policy.max_staleness=8", "policy.max_token_staleness=1"), severity="warning", subject="step 7",
     ),

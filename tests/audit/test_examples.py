@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.audit.audit_cases import audited, findings_of
+from tests.audit.audit_cases import audited, findings_of, taking
 from tests.builders import Row, put, refresh, sample, sync, take
 from tests.log.ranked_logs import write_ranks
 from tests.oracles.slow_ranks import RankRows
@@ -133,11 +133,11 @@ def test_odd_logprobs_of_masked_tokens_are_info(tmp_path: Path):
 
 
 def test_a_mask_that_ages_between_put_and_take_leaves_a_step_with_nothing_to_train(tmp_path: Path):
-    rows = [of_versions([4, 4, 5, 5], 6), take(2, 7)]
+    rows = [of_versions([4, 4, 5, 5], 6), *taking(2, 7, 12)]
     report = audited(tmp_path / "log", rows, policy(3, tokens=0))
     assert messages(report, "step-without-trainable-tokens") == ["0 of 4 tokens trainable (4 of them stale)"]
-    refreshed = audited(tmp_path / "refreshed", [rows[0], refresh(2, 7), take(3, 7)], policy(3, tokens=0))
-    assert messages(refreshed, "step-without-trainable-tokens") == []
+    at_once = audited(tmp_path / "at once", [rows[0], *taking(2, 6, 12)], policy(3, tokens=0))
+    assert messages(at_once, "step-without-trainable-tokens") == []
 
 
 def test_an_agentic_mate_spares_the_group(tmp_path: Path):
@@ -211,7 +211,7 @@ def test_the_same_rollout_id_in_another_group_is_no_duplicate(tmp_path: Path):
 
 
 def test_an_infinite_reward_is_none(tmp_path: Path):
-    rows = [put(1, 3, 30, reward=float("inf")), put(1, 3, 31, reward=1.0), take(2)]
+    rows = [put(1, 3, 30, reward=float("inf")), put(1, 3, 31, reward=1.0), *taking(2, 1, 30, 31)]
     report = audited(tmp_path / "log", rows, policy(3))
     assert messages(report, "reward-missing") == [
         "no reward at the take of step 1, while other members of its group have one"
@@ -224,13 +224,13 @@ def test_a_group_put_again_while_it_waits_as_completed_uses_its_id_twice(tmp_pat
 
 
 def test_an_init_response_that_fills_a_batch_is_unfinished(tmp_path: Path):
-    rows = [put(1, 3, 30), put(1, 3, 31, status="init"), take(2)]
+    rows = [put(1, 3, 30), put(1, 3, 31, status="init"), *taking(2, 1, 30, 31)]
     report = audited(tmp_path / "log", rows, policy(3))
     assert messages(report, "unfinished-row-trained") == ["init response taken at step 1"]
 
 
 def test_more_members_than_the_group_size_are_told(tmp_path: Path):
-    rows = [*(put(1, 3, 30 + n) for n in range(3)), take(2)]
+    rows = [*(put(1, 3, 30 + n) for n in range(3)), *taking(2, 1, 30, 31, 32)]
     report = audited(tmp_path / "log", rows, (*policy(3), "tasks.default.group_size=2"))
     assert messages(report, "group-incomplete") == ["taken at step 1 with 3 members, group_size is 2"]
 

@@ -15,6 +15,7 @@ from tokenaudit.audit.replayed_run import ReplayedRun
 from tokenaudit.audit.rule import Fact
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import RecordedTake, TrainedMasks, has_recorded_takes
+from tokenaudit.audit.taken_groups import TakenGroups
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log.columns import Bools
@@ -36,6 +37,7 @@ class Case:
         run: the replay of that config; None where there is none.
         why_no_replay: why there is none; empty where there is one.
         takes: the responses that its take rows name.
+        taken: the groups that they make up.
         trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
     """
 
@@ -47,6 +49,7 @@ class Case:
     run: ReplayedRun | None
     why_no_replay: str
     takes: list[RecordedTake]
+    taken: TakenGroups
     trained: TrainedMasks
 
     @property

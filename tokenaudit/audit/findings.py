@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -263,8 +263,9 @@ class Findings:
         severity: Severity | None = None,
         *,
         cause: str = "",
+        most: int = MOST_SINGLE,
     ) -> None:
-        """Add a finding for every row in `where`; of a task with more than `MOST_SINGLE` put rows, one with an extent.
+        """Add a finding for every row in `where`; of a task with more put rows than `most`, one with their extent.
 
         Args:
             subject: whom a row is about; where that is no response, an extent holds all rows of its put.
@@ -272,11 +273,12 @@ class Findings:
             message: what is wrong with a row.
             severity: as for `add`.
             cause: as for `add_extent`.
+            most: rows of one task that are listed one by one.
         """
         rows = _numbers(where)
-        if self.table is not None and len(rows) > MOST_SINGLE:
+        if self.table is not None and len(rows) > most:
             for task, own in self.table.puts_by_task(rows):
-                if len(own) > MOST_SINGLE:
+                if len(own) > most:
                     self._add_sum(task, own, subject, message, severity, cause)
                     rows = rows[~np.isin(rows, own, assume_unique=True)]
         room = max(0, MOST_KEPT - len(self.kept))
@@ -286,6 +288,12 @@ class Findings:
         for row in rows[room:].tolist():
             self.counts[level] += 1
             self._add_unlisted(subject(row), level)
+
+    def add_texts(
+        self, subject: Callable[[int], Subject], texts: Mapping[int, str], severity: Severity | None = None
+    ) -> None:
+        """Add what is wrong with rows, given by row, as `add_rows` does."""
+        self.add_rows(subject, np.array(sorted(texts), dtype=np.int64), texts.__getitem__, severity)
 
     def _add_sum(
         self,

@@ -75,6 +75,10 @@ class PutRuns:
         """Index of a row's response in the digest; -1 where its group was left out."""
         return int(self._response[row])
 
+    def is_kept(self, rows: Int64s) -> Bools:
+        """Whether the digest has each put row; it leaves out groups with faulty ones."""
+        return self._response[rows] >= 0
+
     def runs(self, row: int) -> list[PutRun]:
         """The runs of a put row; none where its group was left out."""
         response = self.response(row)
@@ -85,13 +89,17 @@ class PutRuns:
         columns = (runs.model_step, runs.tokens, runs.trainable)
         return list(map(PutRun, *(column[first:last].tolist() for column in columns)))
 
-    def fresh_trainable(self, rows: Int64s, train_step: Int64s) -> Int64s:
-        """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out."""
+    def fresh_trainable(self, rows: Int64s, train_step: Int64s, spared: Bools | None = None) -> Int64s:
+        """Trainable tokens of put rows that are still fresh at a later step, given for each; 0 where left out.
+
+        Of rows in `spared`, given for each, the token rule masks nothing.
+        """
         owner, run = self._runs_of(rows)
         limits = [self._config.token_stale_threshold(task) if self._config else None for task in self._table.tasks]
         limits = np.array([_NO_LIMIT if limit is None else limit for limit in limits], dtype=np.int64)
         version = self.digest.runs.model_step[run]
-        oldest = oldest_fresh(train_step, limits[self._table["task"][rows]])[owner]
+        limit = limits[self._table["task"][rows]]
+        oldest = oldest_fresh(train_step, limit if spared is None else np.where(spared, _NO_LIMIT, limit))[owner]
         counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
         trainable = np.where(counts, self.digest.runs.trainable[run], 0)
         return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)

@@ -17,6 +17,7 @@ from tokenaudit.audit.rule import AuditRule, Fact, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.taken import TrainedMasks, recorded_takes, trained_at, trained_masks
+from tokenaudit.audit.taken_groups import taken_groups
 from tokenaudit.config.loading import DEFAULT, Settings, check_overridden_tasks
 from tokenaudit.config.model import Config
 from tokenaudit.config.toml import OVERRIDE
@@ -152,6 +153,7 @@ def _replayed(read: _Read, config: Config | None) -> Case:
         run=run,
         why_no_replay=why,
         takes=takes,
+        taken=taken_groups(table, takes),
         trained=trained_masks(files.readable, table, run, takes) if run else TrainedMasks(),
     )
 

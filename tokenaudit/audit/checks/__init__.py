@@ -15,6 +15,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
     partial_rollouts,
     staleness,
     structure,
+    takes,
     totals,
     versions,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.replayed_run import Taken
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
-from tokenaudit.audit.taken import has_recorded_takes
+from tokenaudit.audit.taken_groups import split_groups
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
@@ -31,47 +29,49 @@ def _put_spans(table: LogTable) -> Iterator[Int64s]:
 
 
 @rule("G001", "group-incomplete", Severity.ERROR,
-      "A group was taken with fewer or more members than group_size.",
+      "A take has fewer or more members of a group than group_size, or than were put where the config has none.",
       "Hold a group back until all members are there, or drop it whole; give every group its own id.",
-      Fact.TAKES, Fact.GROUP_SIZE)  # fmt: skip
+      Fact.RECORDED_TAKES)  # fmt: skip
 def _group_incomplete(case: Case, findings: Findings) -> None:
-    replayed = case.replayed
-    last_put = {}
-    sizes = {task: replayed.config.task_policy(task).group_size for task in replayed.digest.tasks}
-    for taken in replayed.taken:
-        size = sizes[taken.event.task_name]
-        if size is None:
-            continue
-        findings.add_checked(1, "taken groups")
-        rollouts = _rollouts(taken)
-        if len(rollouts) == size:
-            continue
-        last_put = last_put or _last_rows(case.table)
-        status, put_number = case.table["status"], case.table.put_number
+    """Groups of which several takes have parts are told by group-split."""
+    table, taken = case.table, case.taken
+    first = taken.first_row
+    put = np.flatnonzero(table.is_put)
+    members = np.unique(np.stack([table.put_event[put], table["rollout_id"][put]]), axis=1)[0]
+    wanted = np.bincount(members)[table.put_event[first]]
+    has_size = np.zeros(len(taken), dtype=np.bool_)
+    for code, task in enumerate(table.tasks) if case.config else ():
+        size = case.known_config.task_policy(task).group_size
+        if size is not None:
+            has_size[taken.task == code] = True
+            wanted[taken.task == code] = size
+    wrong = (taken.members != wanted) & ~split_groups(table, taken)
+    last_put = _last_rows(table) if wrong.any() else {}
+    texts: dict[int, str] = {}
+    for group in np.flatnonzero(wrong).tolist():
+        row, size, count = int(first[group]), int(wanted[group]), int(taken.members[group])
+        rollouts = set(table["rollout_id"][taken.rows[taken.owner == group]].tolist())
         missing = [
-            f"rollout {rollout} last seen {STATUSES[int(status[row])]} at put {put_number[row]}"
-            for rollout, row in last_put.get((taken.event.task_name, taken.event.group_id), {}).items()
+            f"rollout {rollout} last seen {STATUSES[int(table['status'][last])]} at put {table.put_number[last]}"
+            for rollout, last in last_put[int(table["task"][row]), int(table["group_id"][row])].items()
             if rollout not in rollouts
         ]
-        text = f"{len(rollouts)} of {plural(size, 'member')}"
-        if len(rollouts) > size:
-            text = f"{plural(len(rollouts), 'member')}, group_size is {size}"
-        text = f"taken at step {taken.event.train_step} with {text}"
-        row = int(replayed.put_rows(taken.put)[0])
-        findings.add(case.table.group_subject(row), "; ".join([text, *missing[:3]]))
+        text = f"{count} of {plural(size, 'member')}"
+        if count > size:
+            text = f"{plural(count, 'member')}, {'group_size is' if has_size[group] else 'of which were put'} {size}"
+        texts[row] = "; ".join([f"taken at step {taken.train_step[group]} with {text}", *missing[:3]])
+    for known, level in ((has_size, Severity.ERROR), (~has_size, Severity.WARNING)):
+        findings.add_rows(table.group_subject, first[wrong & known], texts.__getitem__, level, most=1)
+    findings.add_checked(len(taken), "taken groups")
 
 
-def _rollouts(taken: Taken) -> set[int]:
-    return {rollout_id for rollout_id, _ in taken.event.responses.tokens_by_key()}
-
-
-def _last_rows(table: LogTable) -> dict[tuple[str, int], dict[int, int]]:
-    """The last put row of every rollout, by group."""
-    last: dict[tuple[str, int], dict[int, int]] = {}
+def _last_rows(table: LogTable) -> dict[tuple[int, int], dict[int, int]]:
+    """The last put row of every rollout, by code of the task and group."""
+    last: dict[tuple[int, int], dict[int, int]] = {}
     rows = np.flatnonzero(table.is_put)
     columns = (rows, table["task"][rows], table["group_id"][rows], table["rollout_id"][rows])
     for row, task, group_id, rollout_id in zip(*(column.tolist() for column in columns), strict=True):
-        last.setdefault((table.tasks[task], group_id), {})[rollout_id] = row
+        last.setdefault((task, group_id), {})[rollout_id] = row
     return last
 
 
@@ -167,37 +167,31 @@ def _group_filter_split(case: Case, findings: Findings) -> None:
 @rule("G006", "group-zero-variance", Severity.INFO,
       "Groups were taken whose members all have the same reward.",
       "They teach nothing under a group baseline; filter them, or choose other prompts.",
-      "reward", Fact.TAKES)  # fmt: skip
+      "reward", Fact.RECORDED_TAKES)  # fmt: skip
 def _group_zero_variance(case: Case, findings: Findings) -> None:
-    flat, flat_tokens, groups, tokens = Counter(), Counter(), Counter(), Counter()
-    for taken in case.replayed.taken:
-        rewards, measures = list(taken.event.responses.rewards()), taken.event.responses.measures
-        if len(rewards) < measures.samples or len(_rollouts(taken)) < 2:
-            continue
-        task, size = taken.event.task_name, measures.tokens
-        groups[task] += 1
-        tokens[task] += size
-        if len(set(rewards)) == 1:
-            flat[task] += 1
-            flat_tokens[task] += size
-    findings.add_checked(sum(groups.values()), "taken groups")
-    for task, count in flat.items():
-        share = 100 * flat_tokens[task] / max(tokens[task], 1)
-        text = f"{count} of {plural(groups[task], 'taken group')} with rewards have no spread"
-        findings.add(Subject(task), f"{text} ({share:.1f} % of their tokens)")
+    table, taken = case.table, case.taken
+    reward, tokens = table["reward"], taken.sums(np.where(table.known, table["tokens"], 0))
+    first = np.nan_to_num(reward[taken.first_row])[taken.owner]
+    spread = np.bincount(taken.owner, np.nan_to_num(reward[taken.rows]) != first, minlength=len(taken)) > 0
+    rewarded = (taken.members > 1) & (taken.sums(np.isnan(reward)) == 0)
+    findings.add_checked(int(rewarded.sum()), "taken groups")
+    for code, task in enumerate(table.tasks):
+        own = rewarded & (taken.task == code)
+        flat = own & ~spread
+        if flat.any():
+            share = 100 * tokens[flat].sum() / max(tokens[own].sum(), 1)
+            text = f"{flat.sum()} of {plural(int(own.sum()), 'taken group')} with rewards have no spread"
+            findings.add(Subject(task), f"{text} ({share:.1f} % of their tokens)")
 
 
 @rule("G007", "unfinished-row-trained", Severity.ERROR,
       "A response was taken that was never put, or whose last put isn't completed.",
       "Take completed groups only.",
-      f"{Fact.RECORDED_TAKES}|{Fact.TAKES}")  # fmt: skip
+      Fact.RECORDED_TAKES)  # fmt: skip
 def _unfinished_row_trained(case: Case, findings: Findings) -> None:
     table = case.table
-    if not has_recorded_takes(table):
-        _unfinished_replayed(case, findings)
-        return
+    texts: dict[int, str] = {}
     for take in case.takes:
-        findings.add_checked(1, "recorded takes")
         if not take.put_rows:
             task, rollout_id = int(table["task"][take.row]), int(table["rollout_id"][take.row])
             text = f"taken at step {take.train_step}, but never put before"
@@ -205,20 +199,9 @@ def _unfinished_row_trained(case: Case, findings: Findings) -> None:
         for row in take.put_rows:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:
-                findings.add(table.subject(row), f"{STATUSES[status]} response taken at step {take.train_step}")
-
-
-def _unfinished_replayed(case: Case, findings: Findings) -> None:
-    """A group counts as completed where its members are neither failed, aborted, expired nor filtered: init remains."""
-    replayed, status = case.replayed, case.table["status"]
-    findings.add_checked(len(replayed.taken), "taken groups")
-    for taken in replayed.taken:
-        if taken.event.responses.measures.is_completed:
-            continue
-        for row in replayed.put_rows(taken.put).tolist():
-            if status[row] != _COMPLETED:
-                text = f"{STATUSES[int(status[row])]} response taken at step {taken.event.train_step}"
-                findings.add(case.table.subject(row), text)
+                texts[row] = f"{STATUSES[status]} response taken at step {take.train_step}"
+    findings.add_texts(table.subject, texts)
+    findings.add_checked(len(case.takes), "recorded takes")
 
 
 @rule("G009", "rollout-in-two-groups", Severity.WARNING,
@@ -276,24 +259,20 @@ def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:
 @rule("G008", "reward-missing", Severity.ERROR,
       "A completed response of a taken group has no reward, though others have one.",
       "Score before the group is taken; don't stand in a 0.",
-      "reward", Fact.TAKES)  # fmt: skip
+      "reward", Fact.RECORDED_TAKES)  # fmt: skip
 def _reward_missing(case: Case, findings: Findings) -> None:
-    table, replayed = case.table, case.replayed
+    table, taken = case.table, case.taken
     is_unscored = np.isnan(table["reward"])
-    has_rewards = not is_unscored[table.is_put].all()
-    puts = np.array([taken.put for taken in replayed.taken], dtype=np.int64)
-    bounds = replayed.digest.events.first_response
-    before = np.concatenate([[0], np.cumsum(is_unscored[replayed.puts.rows])])
-    unscored, members = (column[bounds[puts + 1]] - column[bounds[puts]] for column in (before, np.arange(len(before))))
-    findings.add_checked(int(members.sum()))
-    for place in np.flatnonzero(unscored).tolist():
-        taken, rows = replayed.taken[place], replayed.put_rows(replayed.taken[place].put)
-        if unscored[place] < members[place]:
-            for row in rows[is_unscored[rows]].tolist():
-                text = (
-                    f"no reward at the take of step {taken.event.train_step}, while other members of its group have one"
-                )
-                findings.add(table.subject(row), text)
-        elif has_rewards:
-            text = f"no member had a reward at the take of step {taken.event.train_step}"
-            findings.add(table.group_subject(int(rows[0])), text, Severity.WARNING)
+    unscored, rows = taken.sums(is_unscored), np.bincount(taken.owner, minlength=len(taken))
+    step = dict(zip(taken.rows.tolist(), taken.train_step[taken.owner].tolist(), strict=True))
+    findings.add_checked(len(taken.rows))
+    own = taken.rows_of((unscored > 0) & (unscored < rows))
+    findings.add_rows(
+        table.subject, own[is_unscored[own]],
+        lambda row: f"no reward at the take of step {step[row]}, while other members of its group have one",
+    )  # fmt: skip
+    if not is_unscored[table.is_put].all():
+        findings.add_rows(
+            table.group_subject, np.unique(taken.first_row[unscored == rows]),
+            lambda row: f"no member had a reward at the take of step {step[row]}", Severity.WARNING,
+        )  # fmt: skip

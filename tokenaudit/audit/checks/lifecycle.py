@@ -10,15 +10,22 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import NEVER
 from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.audit.table import LogTable
 from tokenaudit.config.warnings import config_warnings
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.columns import Bools
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
 from tokenaudit.log.row_checks import ABSENT
 
-_COMPLETED, _INIT = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.INIT]
-_SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]
+STEPS_AFTER = 4
+"""Steps for which the run must go on behind a group that never comes again."""
+LOST_GROUPS = 3
+"""Groups of one step that must be lost, where nothing else says that the run was restarted."""
+
+_COMPLETED, _INIT, _ABORTED = (STATUS_CODE[status] for status in (Status.COMPLETED, Status.INIT, Status.ABORTED))
+_PUT, _SAMPLE, _SYNC = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SAMPLE, EventKind.SYNC))
 
 
 @rule("L017", "id-reused", Severity.WARNING,
@@ -94,19 +101,93 @@ def _duplicate_consumption(case: Case, findings: Findings) -> None:
       "Write a log per run, or expect what was in flight to be lost.")  # fmt: skip
 def _run_restart(case: Case, findings: Findings) -> None:
     table = case.table
-    # A sync names the step just trained, after the buffer has moved on.
-    rows = np.flatnonzero(~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step"))
-    findings.add_checked(len(rows))
-    now = table["train_step"]
-    fell = np.zeros(table.rows, dtype=np.bool_)
-    before = np.zeros(table.rows, dtype=np.int64)
-    for own in table.by_rank(rows):
-        before[own[1:]] = now[own[:-1]]
-        fell[own[1:]] = now[own[1:]] < now[own[:-1]]
+    now, before = table["train_step"], _step_before_fall(table)
+    findings.add_checked(int(_with_step(table).sum()))
     findings.add_rows(
-        lambda row: Subject(train_step=int(now[row])), fell,
+        lambda row: Subject(train_step=int(now[row])), before != ABSENT,
         lambda row: f"train_step falls from {before[row]} to {now[row]}{table.on_rank(row)}",
     )  # fmt: skip
+
+
+def _with_step(table: LogTable) -> Bools:
+    # A sync names the step just trained, after the buffer has moved on.
+    return ~np.isin(table["kind"], (_SAMPLE, _SYNC)) & table.present("train_step")
+
+
+def _step_before_fall(table: LogTable) -> Int64s:
+    """The step from which train_step falls to that of each row; `ABSENT` where it doesn't fall."""
+    step = table["train_step"]
+    before = np.full(table.rows, ABSENT)
+    for own in table.by_rank(np.flatnonzero(_with_step(table))):
+        fell = own[1:][step[own[1:]] < step[own[:-1]]]
+        before[fell] = step[own[:-1]][step[own[1:]] < step[own[:-1]]]
+    return before
+
+
+@rule("G021", "group-abandoned", Severity.WARNING,
+      "Groups were cut off and never come again, though the run goes on: a restart, or the buffer, lost them.",
+      "Save what is in flight and in the buffer with the checkpoint; what is lost is mostly long, so short ones win.",
+      Fact.REPLAY)  # fmt: skip
+def _group_abandoned(case: Case, findings: Findings) -> None:
+    """Groups that replay holds as aborted in the end; the last steps may have left them to the next ones.
+
+    Without a fall of train_step, most of the groups cut off at a step must be lost: some may wait for long.
+    """
+    table, replayed = case.table, case.replayed
+    step, put, status = table["train_step"], table.put_event, table["status"]
+    kept = replayed.puts.rows
+    open_puts = np.zeros(table.rows, dtype=np.bool_)
+    open_puts[table.of_same_puts(kept[status[kept] == _ABORTED])] = True
+    again = _comes_again(table)
+    expired = [row for one in replayed.expired for row in replayed.put_rows(one.put).tolist()]
+    lost = open_puts & ~again
+    lost[expired] = False
+    fell = _step_before_fall(table) != ABSENT
+    start = np.cumsum(fell)
+    findings.add_checked(len(np.unique(put[open_puts])), "puts of groups cut off")
+    for code in range(len(table.tasks)):
+        own = np.flatnonzero(open_puts & (table["task"] == code))
+        gone = np.zeros(table.rows, dtype=np.bool_)
+        at_restart = False
+        left = own[lost[own]]
+        for number, at in np.unique(np.stack([start[left], step[left]]), axis=1).T.tolist():
+            rows = own[(step[own] == at) & (start[own] == number)]
+            groups, missing = (len(np.unique(put[one])) for one in (rows, rows[lost[rows]]))
+            is_before = number < start[-1] and at >= step[np.searchsorted(start, number + 1)] - 1
+            goes_on = int(step[kept].max()) - at >= STEPS_AFTER
+            if is_before or (goes_on and missing >= LOST_GROUPS and 2 * missing > groups):
+                gone[rows[lost[rows]]] = True
+                at_restart |= is_before
+        if gone.any():
+            findings.add_extent(gone, _lost_text(case, np.flatnonzero(gone), "before a restart " if at_restart else ""))
+
+
+def _comes_again(table: LogTable) -> Bools:
+    """Put rows whose group is put or sampled again later."""
+    rows = np.flatnonzero(np.isin(table["kind"], (_PUT, _SAMPLE)) & table.present("group_id"))
+    _, group = np.unique(np.stack([table["task"][rows], table["group_id"][rows]]), axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    last = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
+    np.maximum.at(last, group, rows)
+    again = np.zeros(table.rows, dtype=np.bool_)
+    last_put = table.put_event[last[group]]
+    again[rows] = (table.put_event[rows] != last_put) & table.is_put[rows]
+    return again
+
+
+def _lost_text(case: Case, rows: Int64s, when: str) -> str:
+    table = case.table
+    groups = len(np.unique(table.put_event[rows]))
+    steps = np.unique(table["train_step"][rows])
+    text = f"{plural(groups, 'group')} put as aborted {when}at step {steps[0]}"
+    text += f" to {steps[-1]} " if len(steps) > 1 else " "
+    text += "and never again, though the run goes on"
+    done = table.known & (table["status"] == _COMPLETED) & (table["task"] == table["task"][rows[0]])
+    if done.any():
+        own, others = float(np.mean(table["tokens"][rows])), float(np.mean(table["tokens"][done]))
+        text += f"; their responses had {own:,.0f} tokens on average so far, {own / max(others, 1):.1f} times the"
+        text += f" {others:,.0f} of completed ones"
+    return text
 
 
 @rule("L019", "status-transition", Severity.ERROR,

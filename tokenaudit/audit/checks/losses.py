@@ -37,7 +37,7 @@ _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
 
 @rule("L008", "fresh-tokens-lost", Severity.WARNING,
-      "Fresh members were discarded because another member of their group expired.",
+      "In the replay, fresh members are discarded because another member of their group expires.",
       "Set tail_batch_trigger_size to 0 or more: then they are kept.",
       Fact.REPLAY, Fact.NO_RETRY)  # fmt: skip
 def _fresh_tokens_lost(case: Case, findings: Findings) -> None:
@@ -71,7 +71,7 @@ def _silent_discard(case: Case, findings: Findings) -> None:
 
 
 @rule("L011", "starved-group", Severity.WARNING,
-      "A group expired three times or more and was never trained.",
+      "In the replay, a group expires three times or more and is never trained.",
       "Loosen the setting that the finding names (see `tokenaudit explain LOG`), or shorten the response.",
       Fact.REPLAY, Fact.RETRY)  # fmt: skip
 def _starved_group(case: Case, findings: Findings) -> None:
@@ -94,7 +94,7 @@ def _starved_group(case: Case, findings: Findings) -> None:
 
 
 @rule("L012", "length-bias", Severity.WARNING,
-      "Expired groups are much longer than taken ones: the limit punishes length.",
+      "In the replay, expired groups are much longer than taken ones: the limit punishes length.",
       "Loosen the setting that the finding names: `tokenaudit explain LOG` says which change helps.",
       Fact.TAKES)  # fmt: skip
 def _length_bias(case: Case, findings: Findings) -> None:
@@ -119,7 +119,7 @@ def _length_bias(case: Case, findings: Findings) -> None:
 
 
 @rule("L013", "discard-rate", Severity.WARNING,
-      "More than a tenth of the generated tokens was dropped as stale.",
+      "In the replay, more than a tenth of the generated tokens is dropped as stale.",
       "Loosen the setting that the finding names: `tokenaudit explain LOG` says which change helps.",
       Fact.REPLAY)  # fmt: skip
 def _discard_rate(case: Case, findings: Findings) -> None:

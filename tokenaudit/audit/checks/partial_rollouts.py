@@ -11,7 +11,14 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.puts import PutRun
 from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.config.model import Task
 from tokenaudit.contracts.errors import plural
+from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.columns import Int64s
+from tokenaudit.log.digest import STATUS_CODE
+from tokenaudit.log.row_checks import ABSENT
+
+_CUT_OFF = (STATUS_CODE[Status.ABORTED], STATUS_CODE[Status.EXPIRED])
 
 
 @rule("V009", "version-restamped", Severity.ERROR,
@@ -117,3 +124,48 @@ def _shared(earlier: list[PutRun], later: list[PutRun]) -> int:
         if old.tokens != new.tokens:
             break
     return shared
+
+
+@rule("L034", "continued-though-off", Severity.ERROR,
+      "Cut-off responses go on from their tokens, though partial rollout is off; a warning where it is off by default.",
+      "Begin such responses again, or set enable_partial_rollout to what the run does.",
+      Fact.CONFIG, Fact.READABLE)  # fmt: skip
+def _continued_though_off(case: Case, findings: Findings) -> None:
+    """Members that were completed keep their tokens either way."""
+    table, config, before = case.table, case.known_config, case.table.previous
+    kept = _kept_of_cut_off(case)
+    newly = kept - np.where(before >= 0, kept[before], 0)
+    for code, task in enumerate(table.tasks):
+        if config.task_policy(task).enable_partial_rollout:
+            continue
+        own = table.is_put & (table["task"] == code)
+        findings.add_checked(int((own & (before >= 0)).sum()), "puts of a response seen before")
+        rows = np.flatnonzero(own & (kept > 0))
+        if len(rows):
+            stamps = table["model_step"][before[rows]]
+            oldest, newest = (table[name][before[rows]] for name in ("oldest", "newest"))
+            low, high = (np.where(value == ABSENT, stamps, value) for value in (oldest, newest))
+            versions = f"version {low.min()}" if low.min() == high.max() else f"versions {low.min()} to {high.max()}"
+            is_said = config.tasks.get(task, Task()).enable_partial_rollout is not None
+            is_said |= "enable_partial_rollout" in config.policy.model_fields_set
+            text = f"{plural(int(newly[rows].sum()), 'token')} of {versions} kept by responses that had been cut off, "
+            text += f"though enable_partial_rollout is off{'' if is_said else ' by default'}"
+            findings.add_extent(rows, text, Severity.ERROR if is_said else Severity.WARNING)
+
+
+def _kept_of_cut_off(case: Case) -> Int64s:
+    """Tokens that each put row keeps of a put before at which its response wasn't finished.
+
+    Where neither prior_len nor token ids tell, it keeps them if its versions begin with theirs and newer weights came
+    since: what began again carries none of the older ones.
+    """
+    table, puts, before = case.table, case.readable, case.table.previous
+    tokens, status = table["tokens"], table["status"]
+    again = table.known & (before >= 0) & np.isin(status[before], _CUT_OFF)
+    kept = np.where(again, np.minimum(puts.kept(), tokens), 0)
+    untold = again & ~table.present("prior_len") & ((table["ids_len"] < 0) | (table["ids_len"][before] < 0))
+    rows = np.flatnonzero(untold & (tokens[before] > 0) & (tokens >= tokens[before]))
+    rows = rows[(table["newest"][before[rows]] < table["model_step"][rows]) & (table["oldest"][rows] != ABSENT)]
+    rows = rows[puts.begins_with(rows, before[rows])]
+    kept[rows] = tokens[before[rows]]
+    return kept

@@ -8,7 +8,6 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.taken import has_recorded_takes
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.events import Where
 from tokenaudit.lifecycle.staleness import (
@@ -30,34 +29,19 @@ _EXPIRED = STATUS_CODE[Status.EXPIRED]
 @rule("L002", "stale-group-taken", Severity.ERROR,
       "A response was taken that the config says is too old.",
       "Refresh staleness right before every take, and count the time spent waiting.",
-      Fact.TAKES)  # fmt: skip
+      Fact.REPLAY, Fact.RECORDED_TAKES)  # fmt: skip
 def _stale_group_taken(case: Case, findings: Findings) -> None:
-    if has_recorded_takes(case.table):
-        _stale_recorded_takes(case, findings)
-        return
-    replayed = case.replayed
-    findings.add_checked(len(replayed.taken), "taken groups")
-    limits = {task: replayed.config.stale_threshold(task) for task in replayed.digest.tasks}
-    for taken in replayed.taken:
-        step, limit = taken.event.train_step, limits[taken.event.task_name]
-        oldest, newest_stale = taken.event.responses.measures.oldest, newest_too_old(step, limit)
-        if oldest is None or not is_too_old(oldest, newest_stale):
-            continue
-        for row, member in zip(replayed.put_rows(taken.put).tolist(), taken.event.responses, strict=True):
-            if member.oldest is not None and is_too_old(member.oldest, newest_stale):
-                findings.add(case.table.subject(row), _age_text(case, row, member.oldest, step, limit))
-
-
-def _stale_recorded_takes(case: Case, findings: Findings) -> None:
     config, table = case.known_config, case.table
+    limits = [config.stale_threshold(task) for task in table.tasks]
+    texts: dict[int, str] = {}
     for take in case.takes:
-        findings.add_checked(1, "recorded takes")
         for row in take.put_rows:
             versions = [run.version for run in case.replayed.puts.runs(row) if run.version >= 0]
-            limit = config.stale_threshold(table.tasks[int(table["task"][row])])
+            limit = limits[int(table["task"][row])]
             if versions and is_too_old(min(versions), newest_too_old(take.train_step, limit)):
-                text = _age_text(case, row, min(versions), take.train_step, limit)
-                findings.add(table.subject(row), text)
+                texts[row] = _age_text(case, row, min(versions), take.train_step, limit)
+    findings.add_texts(table.subject, texts)
+    findings.add_checked(len(case.takes), "recorded takes")
 
 
 def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
@@ -67,7 +51,7 @@ def _age_text(case: Case, row: int, oldest: int, step: int, limit: int) -> str:
 
 
 @rule("L003", "aged-in-queue", Severity.WARNING,
-      "Groups became too old after their put, while they waited.",
+      "In the replay, groups became too old after their put, while they waited.",
       "Generate less ahead, or take the stalest first.",
       Fact.REPLAY)  # fmt: skip
 def _aged_in_queue(case: Case, findings: Findings) -> None:
@@ -161,7 +145,7 @@ def _oldest(case: Case) -> np.ndarray:
 
 
 @rule("L010", "agentic-exempt-stale", Severity.WARNING,
-      "Tokens beyond the token limit are trained because the token rule spares groups with an agentic member.",
+      "In the replay, tokens beyond the token limit are trained: the token rule spares groups with an agentic member.",
       "Lower max_staleness for agentic tasks, or leave ready-made inputs out.",
       "agentic", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
 def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
