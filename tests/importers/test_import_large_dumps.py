@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.importers.importing import Imported, imported
+from tests.importers.importing import Imported, imported, jsonl
 from tests.importers.test_import import peak_kib
 from tests.importers.test_import_dumps import Status, StorageItem, nemo_group, queue_batch, sample, state
+from tests.importers.test_import_texts import areal, summary
 from tests.importers.test_torch_file import archive
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Context, VersionScale
@@ -198,10 +199,25 @@ def test_a_group_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pyt
     torch.save([[state(1, 1, [3] * 6), state(2, 1, [3] * 6)]], tmp_path / "debug_rollout_9.pt")
     (tmp_path / "nemo").mkdir()
     torch.save({"groups": [nemo_group(3, 3, 4, "g", *[[0, 1, 1, 1, 1, 1, 1]] * 2)]}, tmp_path / "nemo" / "b.pt")
-    for name, path in (("slime", "a.pt"), ("xtuner", "debug_rollout_9.pt"), ("nemo-rl", "nemo/b.pt")):
+    jsonl(tmp_path / "2" / "7.jsonl", areal(7, 0), areal(7, 1))
+    sources = {"slime": "a.pt", "xtuner": "debug_rollout_9.pt", "nemo-rl": "nemo/b.pt", "areal": "2/7.jsonl"}
+    for name, path in sources.items():
         with pytest.raises(SourceError, match="a group too long") as raised:
-            imported(name, tmp_path / path)
+            imported(name, tmp_path / path, is_strict=True)
         assert str(raised.value.problems[0].where).startswith(str(tmp_path / path))
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MAX_STEP_TOKENS", 12), ("MAX_STEP_RESPONSES", 2)])
+def test_a_step_too_long_for_memory_is_refused(limit: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(f"tokenaudit.importers.batch.{limit}", most)
+    fitting = [summary(step, group, 0, 1, (1, 6)) for step in (3, 4) for group in range(2)]
+    log = imported("tinker", jsonl(tmp_path / "fitting" / "train_rollout_summaries.jsonl", *fitting))
+    assert (log.column("train_step"), log.column("response_len")) == ([4, 4, 5, 5], [6] * 4)
+    path = jsonl(tmp_path / "long" / "train_rollout_summaries.jsonl", *fitting, summary(4, 2, 0, 1, (1, 6)))
+    with pytest.raises(SourceError, match="train step 5 is too long to be one step") as raised:
+        imported("tinker", path)
+    (problem,) = raised.value.problems
+    assert (problem.where, str(most) in str(problem.hint)) == (f"{path}, line 5", True)
 
 
 def test_a_tensor_larger_than_its_storage_is_no_response(tmp_path: Path):

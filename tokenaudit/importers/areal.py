@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision
+from tokenaudit.importers.batch import check_group
 from tokenaudit.importers.fields import integer, length, number, objects, pieces, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_suffix
@@ -92,7 +93,7 @@ def _read_tasks(
     folder = path.parent.name
     version = int(folder) if folder.isascii() and folder.isdigit() else None
     put: ImportedPut | None = None
-    task, earlier, samples = -1, 0, set[int]()
+    task, earlier, samples, tokens = -1, 0, set[int](), 0
     for data, where in json_records(path, context):
         with context.noting(where):
             task_id = integer(data, "task_id")
@@ -104,12 +105,14 @@ def _read_tasks(
             if put is None or task != task_id or sample in samples:
                 if put is not None:
                     yield put
-                task, earlier, samples = task_id, puts[task_id], set()
+                task, earlier, samples, tokens = task_id, puts[task_id], set(), 0
                 puts[task_id] += 1
                 group_id = task_id if earlier == 0 else stable_id(f"{task_id} of rank {earlier}")
                 if earlier:
                     context.limit(_RANKS)
                 put = ImportedPut(train_step, context.task(None), group_id, [], where)
+            tokens += row["response_len"]
+            check_group(tokens)
             samples.add(sample)
             row["status"] = _status(statuses.get(task_id, {}), earlier, context)
             if earlier:

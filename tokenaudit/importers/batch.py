@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
+from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedEvent, ImportedPut, Lack, Precision
 from tokenaudit.importers.files import SourceRecord
 from tokenaudit.importers.repeats import Writing
@@ -13,6 +15,9 @@ from tokenaudit.log.writer import Row
 
 MAX_GROUP_TOKENS = 2**27
 """Tokens of all responses of a group, which is written at once; no group is that long, a crafted one is."""
+MAX_STEP_TOKENS = 2**29
+MAX_STEP_RESPONSES = 2**20
+"""Tokens and responses of a step that is held until its last one; no trainer has such steps, a crafted file has."""
 
 
 class GroupKey(NamedTuple):
@@ -30,34 +35,38 @@ class TrainedResponse(NamedTuple):
     row: Row
 
 
-class Batch:
+class _Batch:
     """Responses of one step by group, in order of first appearance.
 
     A batch is one writing of its step, which begins with its first response: of several batches of a step one is kept.
     """
 
     def __init__(self, train_step: int) -> None:
-        self.train_step = train_step
+        self._train_step = train_step
         self._puts: dict[GroupKey, ImportedPut] = {}
         self._writing: Writing | None = None
+        self._responses = self._tokens = 0
 
     def add(self, group: GroupKey, row: Row, where: str) -> None:
-        """Add one response."""
+        """Add one response. Raises a `SourceError` for more of them than memory can be expected to hold."""
         if self._writing is None:
-            self._writing = Writing(self.train_step, where)
+            self._writing = Writing(self._train_step, where)
         put = self._puts.get(group)
         if put is None:
-            put = self._puts[group] = ImportedPut(self.train_step, *group, [], where, self._writing)
+            put = self._puts[group] = ImportedPut(self._train_step, *group, [], where, self._writing)
         put.rows.append(row)
+        self._responses += 1
+        self._tokens += row["response_len"]
+        if self._responses > MAX_STEP_RESPONSES or self._tokens > MAX_STEP_TOKENS:
+            what = f"train step {self._train_step} is too long to be one step"
+            most = f"up to {MAX_STEP_RESPONSES} responses and {MAX_STEP_TOKENS} tokens of a step are read"
+            raise SourceError(Problem(what, where, f"check the step that the records name; {most}"))
 
-    def puts(self) -> Iterator[ImportedPut]:
-        """One put per group."""
+    def events(self, where: str) -> Iterator[Imported]:
+        """One put per group, then one take per task, of as many groups as there are."""
         yield from self._puts.values()
-
-    def takes(self, where: str) -> Iterator[ImportedEvent]:
-        """One take per task, of as many groups as there are."""
         sizes = Counter(group.task_name for group in self._puts)
-        yield from takes(self.train_step, sizes, where, self._writing)
+        yield from takes(self._train_step, sizes, where, self._writing)
 
 
 def trained_batches(
@@ -71,25 +80,29 @@ def trained_batches(
 
     What `response_of` refuses with a `FieldFault` is noted and left out, a record for which it returns None is no
     response. A batch counts if `is_kept` says so of its step, once all of its responses were seen.
+
+    Raises:
+        SourceError: a step of more than `MAX_STEP_RESPONSES` or `MAX_STEP_TOKENS`.
     """
+    responses = _responses(records, response_of, context)
+    for train_step, of_step in groupby(responses, key=lambda placed: placed[0].train_step):
+        batch = _Batch(train_step)
+        for response, where in of_step:
+            batch.add(response.group, response.row, where)
+        if is_kept(train_step):
+            yield from batch.events(path)
 
-    def events(where: str) -> Iterator[Imported]:
-        if batch.train_step >= 0 and is_kept(batch.train_step):
-            yield from batch.puts()
-            yield from batch.takes(where)
 
-    batch = Batch(-1)
+def _responses(
+    records: Iterable[SourceRecord], response_of: Callable[[dict[str, Any]], TrainedResponse | None], context: Context
+) -> Iterator[tuple[TrainedResponse, str]]:
+    """The responses that can be read, with their places."""
     for data, where in records:
         response = None
         with context.noting(where):
             response = response_of(data)
-        if response is None:
-            continue
-        if batch.train_step != response.train_step:
-            yield from events(where)
-            batch = Batch(response.train_step)
-        batch.add(response.group, response.row, where)
-    yield from events(path)
+        if response is not None:
+            yield response, where
 
 
 def trained_responses(

@@ -1,6 +1,6 @@
 """What a source holds more than once: steps of a run that was resumed, groups of checkpoints that overlap.
 
-An importer says of each event what it belongs to and where that writing of it begins, as a `Writing`; `Batch`,
+An importer says of each event what it belongs to and where that writing of it begins, as a `Writing`;
 `trained_batches` and `trained_responses` do so for train steps. The rest happens in `write.py`: one writing is kept.
 """
 
