@@ -28,6 +28,7 @@ from tests.record.stand_ins.trl import AsyncGRPOTrainer
 from tests.record.stand_ins.verl import MessageQueue, MessageQueueClient
 from tests.record.test_nemo_rl import MAX_AGE, drive_controller, drive_grpo
 from tests.record.test_verl import Rollouts, buffer_of, drive, rollout_sample
+from tests.record.xtuner_fake import FakeReplayBuffer, FakeState, FakeStatus
 from tokenaudit import Recorder, replay_log
 from tokenaudit.contracts.schema import META_LIMITS
 from tokenaudit.record.limits import Lack
@@ -96,6 +97,20 @@ def test_the_lines_of_a_trainer_record_its_run(trainer: str, tmp_path: Path, mon
     assert all(row["taken_groups"] > 0 and row["shortfall_groups"] == 0 for row in result.steps)
 
 
+def xtuner(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
+    async def run() -> None:
+        buffer = names["replay_buffer"]
+        for step in range(1, 4):
+            state = FakeState(step, step, FakeStatus.COMPLETED, [1, 2], [step - 1] * 2)
+            await buffer.put([state], "math", current_train_step=step, model_step=step - 1)
+            await buffer.refresh_staleness({"math": 1}, {"math": True}, step, {"math": None})
+            await buffer.take_batch({"math": 1}, step)
+            names["recorder"].sync(step, step)
+
+    asyncio.run(run())
+    names["detach"]()
+
+
 def slime(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
     for rollout in range(3):
         sample = Sample(group_index=rollout, index=rollout, tokens=[1, 2, 3], response_length=2, weight_versions=["1"])
@@ -132,6 +147,7 @@ def nemo_rl_controller(names: dict[str, Any], _: dict[str, ModuleType]) -> None:
 
 
 OWN_RUNS = {
+    "XTuner": xtuner,
     "slime": slime,
     "verl": verl_v1,
     "verl-queue": verl_queue,
@@ -178,12 +194,13 @@ def test_the_lines_of_a_module_record_a_run(trainer: str, tmp_path: Path, monkey
 
     monkeypatch.setattr("tokenaudit.Recorder", make)
     names: dict[str, Any] = {"trainer": SimpleNamespace(replay_buffer=buffer_of(rollouts)), "rollouts": rollouts}
+    names["replay_buffer"] = FakeReplayBuffer(by_staleness=False)
+    (tmp_path / "async.toml").write_text("[policy]\nmax_staleness = 1\n\n[buffer]\nreplay_policy = 'fifo'\n")
     exec(SNIPPETS[trainer], names)
     OWN_RUNS[trainer](names, modules)
     for recorder in recorders:
         recorder.close()
         assert recorder.rejected_events == 0
-    overrides = ["policy.max_staleness=9", "buffer.replay_policy=fifo"]
-    result = replay_log(tmp_path / "rollouts", isolated=True, overrides=overrides).result
+    result = replay_log(tmp_path / "rollouts", isolated=True).result
     assert len(result.steps) == 3
     assert all(row["taken_groups"] > 0 and row["shortfall_groups"] == 0 for row in result.steps)
