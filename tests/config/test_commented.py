@@ -97,7 +97,7 @@ def test_limits_of_trainers():
     limits = {name: parse_config(trainer.values, name).policy.max_staleness for name, trainer in TRAINERS.items()}
     assert limits == {
         "xtuner": 0, "areal": NO_LIMIT, "prime-rl": 8, "slime": NO_LIMIT, "miles": NO_LIMIT, "verl": 7, "nemo-rl": 1,
-        "tinker": 0, "trl": 4,
+        "skyrl": NO_LIMIT, "roll": 0, "tinker": 0, "trl": 4,
     }  # fmt: skip
 
 

@@ -94,6 +94,7 @@ def trajectory(**fields: Any) -> dict[str, Any]:
         (columns(), "neither id nor prompt"),
         (columns(id="text"), "id is 'text'"),
         (columns(id=["a"]), "1 values of id for 4 responses"),
+        ({"id": ["a"], "responses": ["b"]}, "global_step is missing"),
         (columns(id=["a"] * 4, scores=[[1.0]] * 4), r"scores is \[1.0\]"),
         (columns(id=["a"] * 4, global_step=[-1] * 4), "global_step is -1"),
         ({"global_step": [0], "trajectory_data": ["{"]}, "trajectory_data is no JSON"),

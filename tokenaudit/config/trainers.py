@@ -147,6 +147,28 @@ TRAINERS: dict[str, Trainer] = {
             "tasks.NAME.group_size": "grpo.num_generations_per_prompt",
         },
     ),
+    "skyrl": Trainer(
+        "SkyRL",
+        f"{_KEEPS_ALL} It bounds staleness where prompts begin (trainer.fully_async.max_staleness_steps), which no"
+        " replay decides anew; what is older all the same is only counted.",
+        _expiring(NO_LIMIT),
+        {
+            "timeline.train_batch_size": "trainer.policy_mini_batch_size, of the fully asynchronous trainer",
+            "policy.enable_partial_rollout": "always, requests pause at a sync and go on",
+            "tasks.NAME.group_size": "generator.n_samples_per_prompt",
+        },
+    ),
+    "roll": Trainer(
+        "ROLL",
+        f"{_DROPPED} Its ages count from the step in which a prompt began, and no prompt begins that would be too old.",
+        _expiring(0),
+        {
+            "timeline.train_batch_size": "rollout_batch_size",
+            "policy.max_staleness": "async_generation_ratio, rounded up; 0, its default, is synchronous",
+            "policy.enable_partial_rollout": "always, aborted requests go on from their tokens",
+            "tasks.NAME.group_size": "num_return_sequences_in_group",
+        },
+    ),
     "tinker": Trainer(
         "tinker-cookbook",
         f"{_DROPPED} Its prompt is drawn again. A group keeps the weights that it began with.",

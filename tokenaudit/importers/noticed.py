@@ -72,7 +72,7 @@ class VersionResets:
 class _Size(NamedTuple):
     """The groups of a task in a step that have so many responses: how many, and the first of them."""
 
-    count: int
+    groups: int
     first: tuple[int, ...]
 
 
@@ -101,16 +101,16 @@ class SmallerGroups:
                 sizes = self._sizes.setdefault(task, {})
                 size = len({row["rollout_id"] for row in rows})
                 known = sizes.get(size, _Size(0, ()))
-                sizes[size] = _Size(known.count + 1, (*known.first, rows[0]["group_id"])[:_SHOWN_GROUPS])
+                sizes[size] = _Size(known.groups + 1, (*known.first, rows[0]["group_id"])[:_SHOWN_GROUPS])
         self._last = left_out
 
     def _close(self, left_out: int) -> None:
         """A step ends: of its groups, most are whole."""
         if left_out > self._before:
             for task, sizes in self._sizes.items():
-                usual = max(sizes, key=lambda size: (sizes[size].count, size))
+                usual = max(sizes, key=lambda size: (sizes[size].groups, size))
                 for size in sorted(size for size in sizes if size < usual):
-                    self._count += sizes[size].count
+                    self._count += sizes[size].groups
                     place = f"of {printable(task)} in train step {self._train_step} ({size} of {usual} responses)"
                     room = _SHOWN_GROUPS - len(self._named)
                     self._named += [f"group {group} {place}" for group in sizes[size].first[:room]]

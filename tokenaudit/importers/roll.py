@@ -66,12 +66,18 @@ def _responses(columns: dict[str, list[Any]], where: str) -> Iterator[SourceReco
 
 def _columns(data: dict[str, Any]) -> dict[str, list[Any]]:
     """The columns that are read. Raises a `FieldFault` for one that is no list, or not as long as the others."""
-    columns = {name: data.get(name) for name in _COLUMNS if name in data}
-    for name, values in columns.items():
+    columns: dict[str, list[Any]] = {}
+    for name in (name for name in _COLUMNS if name in data):
+        values = data.get(name)
         if not isinstance(values, list):
             raise FieldFault(f"{name} is {shown(values)}", "it is a list with a value for each response")
-        if len(values) != len(columns["global_step"]):
-            raise FieldFault(f"{len(values)} values of {name} for {len(columns['global_step'])} responses")
+        columns[name] = values
+    if "global_step" not in columns:
+        raise FieldFault("global_step is missing")
+    count = len(columns["global_step"])
+    for name, values in columns.items():
+        if len(values) != count:
+            raise FieldFault(f"{len(values)} values of {name} for {count} responses")
     return columns
 
 

@@ -93,8 +93,10 @@ class RecordedGroup(NamedTuple):
 
 def put_group(recorder: Recorder, rows: list[Row], group_id: int, train_step: int, task_name: str) -> RecordedGroup:
     """Record that a group was put, and what isn't known of its versions. Raises like `Recorder.put`."""
-    for precision in {row.get("version_precision") for row in rows} & LACK_OF.keys():
-        recorder.note_limit(LACK_OF[precision])
+    precisions = {row.get("version_precision") for row in rows}
+    for precision, lack in LACK_OF.items():
+        if precision in precisions:
+            recorder.note_limit(lack)
     recorder.put(rows, group_id=group_id, train_step=train_step, task_name=task_name)
     return RecordedGroup(task_name, group_id, tuple(dict.fromkeys(row["rollout_id"] for row in rows)))
 
