@@ -358,7 +358,10 @@ def test_an_import_that_is_stopped_leaves_nothing_behind(number: signal.Signals,
         out / "log.parquet",
         "-q",
     ]
+    # tests that run in the background of a shell have SIGINT ignored, and so would what they start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 60
     while not list(out.iterdir()) and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

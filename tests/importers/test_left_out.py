@@ -77,10 +77,12 @@ def test_names_are_escaped_and_bounded(run_cli):
     ("archive", "names"),
     [
         ("verl_tq_real",
-         "prompts, responses, rollout_log_probs, loss_mask, input_ids, position_ids, metrics, extra_fields, uid, "
+         "prompts, responses, loss_mask, input_ids, position_ids, metrics, extra_fields, uid, "
          "global_steps, raw_prompt, reward_model, multi_modal_inputs, seq_len"),
         ("nemo_sc_default", "input_ids, generation_logprobs, sample_mask, prompt_ids_for_adv"),
+        ("skyrl", "response_length"),
         ("miles_version_spans",
+         "rewards, truncated, rollout_ids, rollout_mask_sums, raw_reward, "
          "rollout_id, prompt, multimodal_inputs, multimodal_train_inputs, response, label, rollout_routed_experts, "
          "rollout_indexer_topk, teacher_log_probs, opd_reverse_kl, generate_function_path, train_metadata, "
          "adapter, reward_spec, routing_key, trainer_model_id, non_generation_time, spec_info, prefix_cache_info"),

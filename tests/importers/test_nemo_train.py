@@ -55,7 +55,8 @@ def test_validations_are_passed_over(tmp_path: Path):
     folder = real("nemo_train_groups", tmp_path)
     assert detected([folder]).name == "nemo-rl-train"
     files, passed_over = files_of(importer_named("nemo-rl-train"), [folder])
-    assert ([file.name for file in files], passed_over) == (["train_data_step1.jsonl", "train_data_step2.jsonl"], 1)
+    assert [file.name for file in files] == ["train_data_step1.jsonl", "train_data_step2.jsonl"]
+    assert [file.name for file in passed_over] == ["val_data_step1.jsonl"]
 
 
 def test_a_batch_of_equal_prompts_is_one_group(tmp_path: Path):
