@@ -66,6 +66,11 @@ def lived(versions: list[int], put_step: int, take_step: int, **others: Any) -> 
     return [row, *taking(2, take_step, 12)]
 
 
+def cut_off(*groups: int) -> list[Row]:
+    """Groups of one response that are put as aborted."""
+    return [put(group, group, status="aborted") for group in groups]
+
+
 def taking(event_id: int, train_step: int, *rollouts: int, **others: Any) -> list[Row]:
     """A take that names what it took."""
     return [take(event_id, train_step, rollout_id=rollout, **others) for rollout in rollouts]
@@ -321,12 +326,10 @@ CASES: dict[str, Case] = {
         subject="task default",
     ),
     "group-abandoned": Case(
-        [*members(1, 1, {}, {}, status="aborted"), put(2, 2, status="aborted"), put(3, 3, status="aborted"),
-         put(4, 4, train_step=5), refresh(5, 5)],
-        [*members(1, 1, {}, {}, status="aborted"), put(2, 2, status="aborted"), put(3, 3, status="aborted"),
-         put(4, 4, train_step=4), refresh(5, 4)],
+        [*cut_off(1, 2, 3), *(put(n, n, train_step=5) for n in (4, 5, 6)), refresh(9, 5)],
+        [*cut_off(1, 2, 3), *(put(n, n, train_step=5) for n in (4, 5)), refresh(9, 5)],
         "from put 1 to put 3, 3 groups put as aborted at step 1 and never again, though the run goes on; their "
-        "responses had 4 tokens on average so far, 1.0 times the 4 of completed ones; 4 responses",
+        "responses had 4 tokens on average so far, 1.0 times the 4 of completed ones; 3 responses",
         config=FIFO, severity="warning", subject="task default",
     ),
     "takes-differ-from-replay": Case(

@@ -129,16 +129,17 @@ def _step_before_fall(table: LogTable) -> Int64s:
       "Save what is in flight and in the buffer with the checkpoint; what is lost is mostly long, so short ones win.",
       Fact.REPLAY)  # fmt: skip
 def _group_abandoned(case: Case, findings: Findings) -> None:
-    """Groups that replay holds as aborted in the end; the last steps may have left them to the next ones.
+    """Groups that were put as aborted last, while as many others were begun since.
 
-    Without a fall of train_step, most of the groups cut off at a step must be lost: some may wait for long.
+    The last steps may have left them to the next ones. Without a fall of train_step, most of the groups cut off at a
+    step must be lost: some may wait for long.
     """
     table, replayed = case.table, case.replayed
     step, put, status = table["train_step"], table.put_event, table["status"]
     kept = replayed.puts.rows
     open_puts = np.zeros(table.rows, dtype=np.bool_)
     open_puts[table.of_same_puts(kept[status[kept] == _ABORTED])] = True
-    again = _comes_again(table)
+    again, first_of_group = _comes_again(table)
     expired = [row for one in replayed.expired for row in replayed.put_rows(one.put).tolist()]
     lost = open_puts & ~again
     lost[expired] = False
@@ -155,24 +156,26 @@ def _group_abandoned(case: Case, findings: Findings) -> None:
             groups, missing = (len(np.unique(put[one])) for one in (rows, rows[lost[rows]]))
             is_before = number < start[-1] and at >= step[np.searchsorted(start, number + 1)] - 1
             goes_on = int(step[kept].max()) - at >= STEPS_AFTER
-            if is_before or (goes_on and missing >= LOST_GROUPS and 2 * missing > groups):
+            begun = int((first_of_group[table["task"][first_of_group] == code] > rows[-1]).sum())
+            if begun >= missing and (is_before or (goes_on and missing >= LOST_GROUPS and 2 * missing > groups)):
                 gone[rows[lost[rows]]] = True
                 at_restart |= is_before
         if gone.any():
             findings.add_extent(gone, _lost_text(case, np.flatnonzero(gone), "before a restart " if at_restart else ""))
 
 
-def _comes_again(table: LogTable) -> Bools:
-    """Put rows whose group is put or sampled again later."""
+def _comes_again(table: LogTable) -> tuple[Bools, Int64s]:
+    """Which put rows have a group that is put or sampled again later, and the first row of every group."""
     rows = np.flatnonzero(np.isin(table["kind"], (_PUT, _SAMPLE)) & table.present("group_id"))
-    _, group = np.unique(np.stack([table["task"][rows], table["group_id"][rows]]), axis=1, return_inverse=True)
+    pairs = np.stack([table["task"][rows], table["group_id"][rows]])
+    _, first, group = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
     group = group.reshape(-1)
     last = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(last, group, rows)
     again = np.zeros(table.rows, dtype=np.bool_)
     last_put = table.put_event[last[group]]
     again[rows] = (table.put_event[rows] != last_put) & table.is_put[rows]
-    return again
+    return again, rows[first]
 
 
 def _lost_text(case: Case, rows: Int64s, when: str) -> str:
