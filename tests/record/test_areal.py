@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.record.stand_ins.areal import Workflow, WorkflowExecutor
+from tests.record.stand_ins.areal import RolloutTaskInput, Workflow, WorkflowExecutor
 from tokenaudit import Recorder, audit_log, replay_log
 from tokenaudit.record.areal import attach_areal
 
@@ -170,3 +171,20 @@ def test_an_executor_is_recorded_once_and_left_as_it_was(tmp_path: Path):
     assert "on_rollout_accepted" not in vars(executor.staleness_manager)
     assert "set_version" not in vars(executor.inference_engine)
     executor.dispatcher.destroy()
+
+
+def test_a_workflow_is_seen_by_the_trainer_as_it_is(tmp_path: Path):
+    class Named(Workflow):
+        name = "search"
+
+        async def arun_episode(self, engine: Any, data: Any, *, seed: int = 0) -> Any:
+            return self.name, seed
+
+    with Recorder(tmp_path) as recorder:
+        executor = WorkflowExecutor()
+        attach_areal(executor, recorder)
+        task = RolloutTaskInput(0, {}, Named(1, is_in_order=True))
+        executor.dispatcher.task_factory(task)
+        assert task.workflow.name == "search"
+        assert asyncio.run(task.workflow.arun_episode(None, data={}, seed=3)) == ("search", 3)
+        executor.dispatcher.destroy()

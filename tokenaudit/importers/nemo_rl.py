@@ -24,6 +24,7 @@ from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, 
 from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
+from tokenaudit.record.response_columns import message_mask
 
 _MASKS = ("token_mask", "token_loss_mask")
 _LENGTHS = ("input_lengths", "length", "lengths")
@@ -167,10 +168,12 @@ def _log_mask(log: object) -> np.ndarray[Any, Any]:
 
 
 def _message_mask(message: dict[str, Any]) -> np.ndarray[Any, Any]:
+    mask, tokens = None, 0
     if message.get("token_loss_mask") is not None:
-        return (flat(message["token_loss_mask"], "token_loss_mask") != 0).astype(np.int8)
-    is_trained = dumps.name_of(message.get("role")) == "assistant"
-    return np.full(dumps.count_of(message.get("token_ids"), "token_ids"), is_trained, dtype=np.int8)
+        mask = flat(message["token_loss_mask"], "token_loss_mask")
+    else:
+        tokens = dumps.count_of(message.get("token_ids"), "token_ids")
+    return message_mask(mask, dumps.name_of(message.get("role")), tokens).astype(np.int8)
 
 
 def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[float | None]:

@@ -72,10 +72,13 @@ class _Task:
         self._workflow = task.workflow
         self._should_accept: Callable[[Any], bool] | None = task.should_accept_fn
 
-    async def arun_episode(self, engine: Any, data: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workflow, name)
+
+    async def arun_episode(self, *args: Any, **kwargs: Any) -> Any:
         """What the workflow makes; None is its way to reject a task."""
         _running.set(self)
-        trajectory = await self._workflow.arun_episode(engine, data)
+        trajectory = await self._workflow.arun_episode(*args, **kwargs)
         self.is_rejected = trajectory is None
         return trajectory
 

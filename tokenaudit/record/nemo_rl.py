@@ -24,6 +24,7 @@ from tokenaudit.record.recorder import Recorder
 from tokenaudit.record.response_columns import (
     RecordedGroup,
     mask_bits,
+    message_mask,
     put_group,
     response_of,
     span_columns,
@@ -268,9 +269,7 @@ def _ids(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 def _mask(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     mask = message.get("token_loss_mask")
-    if mask is None:
-        return np.full(len(message["token_ids"]), message.get("role") == "assistant")
-    return mask_bits(mask)
+    return message_mask(None if mask is None else mask_bits(mask), message.get("role"), len(message["token_ids"]))
 
 
 def _logprobs(message: Mapping[str, Any]) -> np.ndarray[Any, Any]:

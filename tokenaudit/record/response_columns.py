@@ -77,6 +77,11 @@ def mask_bits(mask: Any) -> Array:
     return np.asarray(copied(mask) if values is None else values) != 0
 
 
+def message_mask(mask: Array | None, role: object, tokens: int) -> Array:
+    """Which tokens of a message of NeMo-RL are trained: those of its mask; without one, all of an assistant's."""
+    return np.full(tokens, role == "assistant") if mask is None else mask != 0
+
+
 class RecordedGroup(NamedTuple):
     """A group that was put.
 

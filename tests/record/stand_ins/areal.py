@@ -143,8 +143,9 @@ class Workflow:
             return None
         version = engine.get_version()
         samples = []
+        prompt = self._random.randint(1, 3)
         for _ in range(2):
-            prompt, turns = self._random.randint(1, 3), self._random.randint(1, 3)
+            turns = self._random.randint(1, 3)
             mask, versions = [0] * prompt, [-1] * prompt
             for turn in range(turns):
                 # a tool's reply stands between turns
