@@ -571,5 +571,7 @@ FILE_RULES = {
     "input-row-group-large",
     "version-not-integer",
     "recording-incomplete",
+    "curve-differs",
+    "curve-defined-otherwise",
 }
 assert CASES.keys() | FILE_RULES == {rule.name for rule in RULES}

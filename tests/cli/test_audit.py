@@ -341,3 +341,71 @@ def test_all_files_are_written_at_once(run_cli, tmp_path: Path):
     names = ("a.json", "a.csv", "a.md", "a.txt", "a.xml", "a.sarif")
     run_cli("audit", broken(tmp_path), *(part for name in names for part in ("-o", name)))
     assert all((tmp_path / name).stat().st_size > 100 for name in names)
+
+
+# ---- curves of the run
+
+TRACKER = SAMPLE.parent / "tracker.jsonl"
+
+
+def perturbed(folder: Path, step: int) -> Path:
+    """The sample's curves, one of which differs from a step on."""
+    lines = [json.loads(line) for line in TRACKER.read_text().splitlines()]
+    for line in lines:
+        if line["step"] >= step:
+            line["async/aborted_samples"] += line["step"]
+    path = folder / "tracker.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_curves_stand_in_the_report(run_cli):
+    ran = run_cli("audit", SAMPLE, "--curves", TRACKER)
+    assert ran.code == 0
+    assert re.search(r"^async/completed_samples +leftover_completed +groups +30 +equal$", ran.out, re.MULTILINE)
+    assert "not compared: 1 curve of names that aren't known; --map THEIRS=OURS says what one is\n" in ran.out
+    document = run_cli("audit", SAMPLE, "--curves", TRACKER, "--format", "markdown").out
+    row = r"^\| response/raw\\_rewards/mean +\| raw_reward_mean +\| reward +\| +30 +\| +equal +\|$"
+    assert re.search(row, document, re.MULTILINE)
+
+
+def test_a_curve_that_differs_fails_the_audit(run_cli, tmp_path: Path):
+    curves = perturbed(tmp_path, 21)
+    ran = run_cli("audit", SAMPLE, "--curves", curves)
+    assert ran.code == 1
+    assert re.search(r"^async/aborted_samples +leftover_aborted +groups +30 +differs$", ran.out, re.MULTILINE)
+    assert "error C001 curve-differs · 1 finding · curves checked: 7\n" in ran.out
+    assert (
+        "  step 21: async/aborted_samples in tracker.jsonl, compared with leftover_aborted: differs from step 21 on"
+        in (ran.out)
+    )
+    data = json.loads(run_cli("audit", SAMPLE, "--curves", curves, "--format", "json", "--exit-zero").out)
+    (wrong,) = [entry for entry in data["parity"] if entry["verdict"] == "differs"]
+    assert (wrong["curve"], wrong["first_step"], wrong["steps"], wrong["equal_steps"]) == (
+        "async/aborted_samples", 21, 30, 20,
+    )  # fmt: skip
+    assert wrong["logged"] - wrong["recomputed"] == 21
+    # what a baseline knows doesn't fail
+    baseline = tmp_path / "known.json"
+    run_cli("audit", SAMPLE, "--curves", curves, "-o", baseline)
+    assert run_cli("audit", SAMPLE, "--curves", curves, "--baseline", baseline).code == 0
+    assert run_cli("audit", SAMPLE, "--curves", perturbed(tmp_path, 11), "--baseline", baseline).code == 1
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    (("--map", "a=trained_tokens"), "--map is for curves"),
+    (("--curves", TRACKER, "--map", "nothing"), "--map 'nothing' is no pair"),
+    (("--curves", TRACKER, "--map", "async/init_samples=waiting"), "'waiting' is no series of a log"),
+    (("--curves", "absent.csv"), "there is no such file of curves"),
+    (("--curves", SAMPLE.parent / "README.md"), "curves aren't read from .md"),
+])  # fmt: skip
+def test_curves_that_can_not_be_used_are_a_usage_error(options: tuple[object, ...], what: str, run_cli):
+    ran = run_cli("audit", SAMPLE, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert what in ran.err
+
+
+def test_a_mapped_curve_is_compared(run_cli):
+    ran = run_cli("audit", SAMPLE, "--curves", TRACKER, "--map", "async/init_samples=waiting_groups", "--select", "C")
+    assert re.search(r"^async/init_samples +waiting_groups +groups +30 +differs$", ran.out, re.MULTILINE)
+    assert ran.code == 1

@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tokenaudit.audit.checks import RULES
+from tokenaudit.audit.curve_definitions import DEFINITIONS
+from tokenaudit.audit.curve_names import KNOWN
 from tokenaudit.audit.rule import Fact
 from tokenaudit.cli import app
 from tokenaudit.config.commented import commented_toml
@@ -51,6 +53,32 @@ def metric_table() -> str:
 def rate_table() -> str:
     lines = ["| rate | better | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{rate.name}` | {rate.better} | {rate.help} |" for rate in RATES.values()]
+    return "\n".join(lines)
+
+
+def curve_table() -> str:
+    """The curves that trainers log; those of a maximum and minimum stand with their mean."""
+    names = {known.name for known in KNOWN}
+    lines = ["| trainer | curve | the log's | first step |", "| --- | --- | --- | --- |"]
+    for known in KNOWN:
+        if not known.trainer or re.sub(r"(max|min)$", "mean", known.name) in names - {known.name}:
+            continue
+        others = [stat for stat in ("max", "min") if re.sub("mean$", stat, known.name) in names - {known.name}]
+        also = f" (and {', '.join(f'…{stat}' for stat in others)})" if others else ""
+        plus = f" {known.plus:+d}" if known.plus else ""
+        note = f" ({known.inexact})" if known.inexact else ""
+        lines.append(f"| {known.trainer} | `{known.name}`{also} | `{known.ours}`{plus}{note} | {known.first_step} |")
+    return "\n".join(lines)
+
+
+def series_table() -> str:
+    """The series of a log that are neither metrics nor rates."""
+    lines = ["| series | unit | meaning |", "| --- | --- | --- |"]
+    lines += [
+        f"| `{one.name}` | {one.unit} | {one.text} |"
+        for one in DEFINITIONS.values()
+        if one.name not in METRICS and one.name not in RATES and not one.name.endswith(("_max", "_min"))
+    ]
     return "\n".join(lines)
 
 
@@ -277,6 +305,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metric_table,
     "rates": rate_table,
     "columns": column_table,
+    "curves": curve_table,
+    "curve-series": series_table,
     "audit-rules": rule_table,
     "config-keys": lambda: f"```toml\n{commented_toml(Config())}```",
     "commands": command_table,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.structural_checks import Rows, StructuralCheck
 from tokenaudit.replay.request import TimelineKind
 
+if TYPE_CHECKING:
+    from tokenaudit.audit.parity import Parity
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -39,6 +43,7 @@ class Case:
         takes: the responses that its take rows name.
         taken: the groups that they make up.
         trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
+        parity: the curves that the run logged beside what the log gives; None where no curves are given.
     """
 
     table: LogTable
@@ -51,6 +56,7 @@ class Case:
     takes: list[RecordedTake]
     taken: TakenGroups
     trained: TrainedMasks
+    parity: tuple[Parity, ...] | None = None
 
     @property
     def facts(self) -> set[str]:
@@ -62,6 +68,7 @@ class Case:
 
         facts = {
             Fact.CONFIG: config is not None,
+            Fact.CURVES: self.parity is not None,
             Fact.READABLE: self.puts is not None,
             Fact.REPLAY: run is not None,
             Fact.RECORDED_TAKES: has_recorded_takes(table),
@@ -89,7 +96,7 @@ class Case:
         """The facts that are missing only because no config is known: whether they hold, a config would show."""
         if self.config is not None or self.puts is None:
             return set()
-        facts = {*Fact} - {Fact.READABLE, Fact.RECORDED_TAKES, Fact.SYNCS, Fact.SAMPLES}
+        facts = {*Fact} - {Fact.READABLE, Fact.RECORDED_TAKES, Fact.SYNCS, Fact.SAMPLES, Fact.CURVES}
         if (self.table["kind"] == KIND_CODE[EventKind.PUT]).all():
             facts -= {Fact.TIMELINE}
         return {*map(str, facts)}

@@ -94,7 +94,7 @@ class PutRuns:
 
         Of rows in `spared`, given for each, the token rule masks nothing.
         """
-        owner, run = self._runs_of(rows)
+        owner, run = self.runs_of(rows)
         limits = [self._config.token_stale_threshold(task) if self._config else None for task in self._table.tasks]
         limits = np.array([_NO_LIMIT if limit is None else limit for limit in limits], dtype=np.int64)
         version = self.digest.runs.model_step[run]
@@ -106,7 +106,7 @@ class PutRuns:
 
     def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
         """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""
-        owner, run = self._runs_of(earlier)
+        owner, run = self.runs_of(earlier)
         runs, first_run = self.digest.runs, self._first_run
         own, other = self._response[rows], self._response[earlier]
         known = (own >= 0) & (other >= 0)
@@ -119,7 +119,7 @@ class PutRuns:
         differs = ~is_there | ~fits | (runs.model_step[partner] != runs.model_step[run])
         return (np.bincount(owner[differs], minlength=len(rows)) == 0) | ~known
 
-    def _runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+    def runs_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """The runs of several rows: which of the rows each belongs to, and its index in the digest."""
         response = self._response[rows]
         first_run = self._first_run

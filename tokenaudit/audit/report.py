@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.audit.findings import BUCKETS, Extent, Finding, Findings, Identities, Lost, marked_new
+from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError, plural
 from tokenaudit.contracts.files import json_text
@@ -96,6 +97,8 @@ class AuditReport:
         has_baseline: whether known findings are marked.
         log_notes: what a person should know about the files: events lost while recording, what the source leaves out,
             clocks of ranks, columns not read, configs that differ between files.
+        parity: the curves that the run logged beside what the log gives; None where no curves were given.
+        unknown_curves: names of curves in their files that aren't known, the first few thousand.
     """
 
     name: str
@@ -112,6 +115,8 @@ class AuditReport:
     evidence: tuple[AgeEvidence, ...]
     has_baseline: bool = False
     log_notes: tuple[str, ...] = ()
+    parity: tuple[Parity, ...] | None = None
+    unknown_curves: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{self.count(severity)} {severity}" for severity in Severity)
@@ -282,6 +287,8 @@ def report_data(report: AuditReport) -> dict[str, Any]:
         "rules": [_run_data(run) for run in report.runs],
         "findings": [_finding_data(finding) for finding in report.findings],
         "off_policy": [entry.data() for entry in report.evidence],
+        **({} if report.parity is None else {"parity": [asdict(one) for one in report.parity]}),
+        **({"unknown_curves": list(report.unknown_curves)} if report.unknown_curves else {}),
     }
 
 

@@ -47,6 +47,7 @@ class Fact(StrEnum):
     TOKEN_RULE = "max_token_staleness in the config"
     RETRY = "a task with tail_batch_trigger_size 0 or more"
     NO_RETRY = "a task with tail_batch_trigger_size -1"
+    CURVES = "curves of the run: --curves FILE"
     CONFIG = "a config: -c, or the run's own in the log's metadata"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks import RULES
+from tokenaudit.audit.curves import compared_curves, named_curves
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.offpolicy import age_evidence
@@ -41,6 +44,8 @@ def audit_log(
     *,
     rules: Sequence[AuditRule | str] | None = None,
     epsilon: float = CLIP_EPSILON,
+    curves: Sequence[str | Path] = (),
+    curve_map: Mapping[str, str] | None = None,
     **options: Unpack[RunOptions],
 ) -> AuditReport:
     """Audit a log.
@@ -49,19 +54,23 @@ def audit_log(
         paths: files, folders or glob patterns that make up one log; or a whole request.
         rules: the rules to run; texts are codes, beginnings of codes, or names; None: all.
         epsilon: half the width of the range that importance ratios should be in.
+        curves: files of curves that the run logged, to compare with what the log gives.
+        curve_map: what curves are that aren't known by name: the log's series by the curve's name.
         options: what else a `RunRequest` holds: `config` (without one: what is found, else the log's own),
             `overrides`, `isolated`, `working_dir`, `on_progress`.
 
     Raises:
         LogError: a path names no file.
         ConfigError: the config can't be used, or an override names a task that the log lacks.
-        UsageError: a text names no rule, or there is no such option.
+        UsageError: a text names no rule, there is no such option, or no such file, series or curve.
+        SourceError: a file of curves can't be read.
     """
     request = RunRequest.of(paths, options, "audit_log")
     asked = RULES if rules is None else rules
     named = [rule for rule in asked if isinstance(rule, str)]
     chosen = [rule for rule in asked if isinstance(rule, AuditRule)]
     chosen += select_rules(named, (), RULES) if named else ()
+    logged = named_curves([Path(file) for file in curves], curve_map or {})
     files = open_for_audit(request.paths)
     settings = settings_for(files.log, request)
     read = _read(files, request)
@@ -71,6 +80,8 @@ def audit_log(
     name = ", ".join(path.name or str(path) for path in request.paths)
     with no_collections():
         case = _replayed(read, settings.config if source else None)
+        if curves:
+            case = replace(case, parity=compared_curves(logged, case))
         runs = _run_rules(case, chosen)
         table = case.table
         return AuditReport(
@@ -86,6 +97,8 @@ def audit_log(
             runs=runs,
             findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
             evidence=_evidence(case, epsilon),
+            parity=case.parity,
+            unknown_curves=logged.unknown,
             log_notes=(*_log_notes(case.files.log), *_ignored_overrides(settings, case)),
         )
 

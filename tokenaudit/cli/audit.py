@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,7 @@ from tokenaudit.cli.options import (
     output_option,
     run_request,
 )
-from tokenaudit.contracts.errors import Problem, ResultError, UsageError
+from tokenaudit.contracts.errors import Problem, ResultError, UsageError, shown
 from tokenaudit.contracts.files import ci_repository, from_repository_root, read_bounded
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ def audit(
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved findings; only others fail the audit.")
     ] = None,
+    curves: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Compare curves that the run logged: .jsonl, .csv or .parquet; repeatable."),
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="THEIRS=OURS", help="What a curve is, where its name isn't known; repeatable."),
+    ] = None,
     clip_epsilon: Annotated[
         float, typer.Option(min=0.0, metavar="E", help="Importance ratios should be in [1 - E, 1 + E].")
     ] = 0.2,
@@ -94,12 +103,12 @@ def audit(
     from tokenaudit.cli.output import check_outputs, emit
 
     outputs = output or []
-    read = [*log, *(path for path in (config, baseline) if path is not None)]
+    read = [*log, *(curves or []), *(path for path in (config, baseline) if path is not None)]
     check_outputs(outputs, read, AuditFormat)
     rules = select_rules(select or [], ignore or [], RULES)
     known = None if baseline is None else _read_baseline(baseline)
     request = run_request(log, config=config, overrides=set_, isolated=isolated)
-    report = audit_log(request, rules=rules, epsilon=clip_epsilon)
+    report = audit_log(request, rules=rules, epsilon=clip_epsilon, curves=curves or (), curve_map=_mapped(map_ or []))
     if known is not None:
         report = compared(report, known, str(baseline))
     report = of_severity(report, severity)
@@ -108,6 +117,16 @@ def audit(
     code = report.exit_code(exit_zero=exit_zero)
     if code:
         raise typer.Exit(code)
+
+
+def _mapped(texts: Sequence[str]) -> dict[str, str]:
+    """What --map says, by the curve's name, which may hold an equals sign."""
+    pairs = [text.rpartition("=") for text in texts]
+    wrong = [text for text, (theirs, _, ours) in zip(texts, pairs, strict=True) if not theirs or not ours]
+    if wrong:
+        hint = "write THEIRS=OURS, such as --map batch/tokens=taken_tokens"
+        raise UsageError(Problem(f"--map {shown(text)} is no pair", None, hint) for text in wrong)
+    return {theirs: ours for theirs, _, ours in pairs}
 
 
 def _read_baseline(path: Path) -> dict[str, Any]:

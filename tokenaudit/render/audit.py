@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.findings import Finding
+from tokenaudit.audit.parity import Parity, Verdict
 from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
 from tokenaudit.audit.rule import Fact, Severity
 from tokenaudit.contracts.errors import plural, printable
@@ -31,6 +32,10 @@ CSV_COLUMNS = (
     "event_id", "is_new", "message",
 )  # fmt: skip
 """The columns of the CSV, in order."""
+_PARITY_TONES = dict.fromkeys(Verdict, Tone.WARNING) | {
+    Verdict.EQUAL: Tone.PLAIN, Verdict.SHIFTED: Tone.PLAIN, Verdict.DIFFERS: Tone.BAD,
+    Verdict.NOT_COMPARABLE: Tone.FAINT,
+}  # fmt: skip
 _TONES = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.WARNING, Severity.INFO: Tone.PLAIN}
 
 
@@ -53,10 +58,16 @@ def audit_blocks(report: AuditReport, *, most: int, verbose: bool = False) -> It
         yield Paragraph("how off-policy each age is")
         yield _evidence_table(report.evidence)
         yield Gap()
+    if report.parity:
+        yield from _parity_blocks(report.parity)
+        yield Gap()
     if verbose:
         yield _rule_table(report)
         yield Gap()
     lines = [f"not run: {line}" for line in _not_run_lines(report, verbose=verbose)]
+    if report.unknown_curves:
+        count = plural(len(report.unknown_curves), "curve")
+        lines.append(f"not compared: {count} of names that aren't known; --map THEIRS=OURS says what one is")
     lines += [f"note: {line}" for line in caveat_lines(report)]
     if lines:
         yield Lines(lines, Tone.FAINT)
@@ -139,6 +150,24 @@ def _evidence_table(evidence: Sequence[AgeEvidence]) -> Table:
         for entry in evidence
     ]  # fmt: skip
     return Table(columns, rows)
+
+
+def _parity_blocks(parity: Sequence[Parity]) -> Iterator[Block]:
+    """Each curve that the run logged, the log's series that it was compared with, and how they compare."""
+    yield Paragraph("curves of the run, compared with what the log gives")
+    texts = ("curve", "the log's", "unit")
+    columns = [TableColumn(name, "left", is_label=name == "curve", free_text=name == "curve") for name in texts]
+    columns += [TableColumn("steps"), TableColumn("parity", "left", is_label=True)]
+    rows = [
+        TableRow(
+            (printable(one.curve), one.ours, one.unit, f"{one.steps:,}", str(one.verdict)), _PARITY_TONES[one.verdict]
+        )
+        for one in parity
+    ]
+    yield Table(columns, rows, fit=Fit(("steps", "the log's", "unit")))
+    details = [f"{printable(one.curve)}: {printable(one.detail)}" for one in parity if one.detail]
+    if details:
+        yield Lines(details, indent=2)
 
 
 def title(report: AuditReport) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenaudit.audit.findings import Identities
+from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.rule import Severity
 from tokenaudit.compare.compare import Effect, SettingChange
@@ -315,6 +316,8 @@ class AuditJson:
         counts: findings by severity, those not listed included.
         new_counts: those that the baseline doesn't know.
         off_policy: log-probabilities by staleness; empty without them.
+        parity: curves that the run logged beside what the log gives, where curves were given.
+        unknown_curves: names of others in their files, the first few thousand.
     """
 
     tool: str
@@ -333,3 +336,5 @@ class AuditJson:
     findings: list[FindingJson]
     off_policy: list[AgeEvidence]
     log_notes: list[str] | None = None
+    parity: list[Parity] | None = None
+    unknown_curves: list[str] | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when the module of its check is loaded
     contents,
+    curves,
     ends,
     groups,
     lifecycle,
