@@ -122,6 +122,13 @@ def alike(tokens: int) -> Row:
     return {"tokens": tokens, "response_ids": list(range(tokens)), "logprobs": [-1.0 - n / 8 for n in range(tokens)]}
 
 
+def continued(versions: list[int]) -> list[Row]:
+    """Ten responses that a sync cuts off and that go on from their two tokens, with these versions in the end."""
+    rows = [put(n, n, tokens=2, status="aborted", response_model_steps=[0, 0]) for n in range(10)]
+    again = {"train_step": 2, "model_step": 1, "prior_len": 2, "response_model_steps": versions}
+    return rows + [put(10 + n, n, tokens=4, **again) for n in range(10)]
+
+
 VALID = one()
 
 CASES: dict[str, Case] = {
@@ -234,6 +241,16 @@ CASES: dict[str, Case] = {
         [sync(1, 2, 2), put(2, 3, train_step=4, model_step=3)],
         [put(1, 3, train_step=4, model_step=3), sync(2, 2, 2), put(3, 4, train_step=4, model_step=2), sync(4, 4, 4)],
         "version 3, while the newest that a sync brought before is 2", severity="warning",
+    ),
+    "version-frozen": Case(
+        [put(n, n, train_step=n) for n in range(1, 6)], [put(n, n, train_step=n) for n in range(1, 5)],
+        "from put 2 on, the newest version stays 0 from step 1 to 5, though weights move every step; 4 responses",
+        config=("timeline.sync_weights_interval=1",), subject="task default",
+    ),
+    "version-filled-in": Case(
+        continued([1] * 4), continued([0, 0, 1, 1]),
+        "from put 11 on, 10 responses continued over a sync end in a single version, the step of the put - 1; "
+        "10 responses", subject="task default",
     ),
     # ---- masks
     "mask-length-mismatch": Case(

@@ -16,6 +16,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
     partial_rollouts,
     staleness,
     structure,
+    stuck_versions,
     takes,
     totals,
     versions,

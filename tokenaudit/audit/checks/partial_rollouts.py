@@ -8,6 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from tokenaudit.audit.case import Case
+from tokenaudit.audit.checks.stuck_versions import filled_in
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.puts import PutRun
 from tokenaudit.audit.rule import Fact, Severity, rule
@@ -29,7 +30,9 @@ def _version_restamped(case: Case, findings: Findings) -> None:
     """Runs of a response's earlier put against the same tokens of this one, as far as prior_len says they are kept."""
     table, puts = case.table, case.readable
     prior, tokens = puts.kept(), table["tokens"]
-    rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0))
+    # Versions that are filled in change at every put; V031 reports that once.
+    rows = np.flatnonzero((table.previous >= 0) & table.known & (prior > 0) & ~filled_in(case))
+    changed: dict[int, tuple[int, int, int, int]] = {}
     for row in rows[~puts.begins_with(rows, table.previous[rows])].tolist():
         before = int(table.previous[row])
         kept = int(min(prior[row], tokens[row]))
@@ -38,10 +41,19 @@ def _version_restamped(case: Case, findings: Findings) -> None:
         position = 0
         for old, new, length in _zipped(puts.runs(before), puts.runs(row), kept):
             if old != new and old >= 0 and new >= 0:
-                text = f"version {old} at put {table.put_number[before]}, {new} now, though the tokens are the same"
-                findings.add(table.subject(row, first_token=position, tokens=length), text)
+                changed[row] = (position, length, old, new)
                 break
             position += length
+
+    def message(row: int) -> str:
+        *_, old, new = changed[row]
+        then = table.put_number[table.previous[row]]
+        return f"version {old} at put {then}, {new} now, though the tokens are the same"
+
+    findings.add_rows(
+        lambda row: table.subject(row, first_token=changed[row][0], tokens=changed[row][1]),
+        np.array([*changed], dtype=np.int64), message,
+    )  # fmt: skip
     findings.add_checked(int((table.previous >= 0).sum()), "puts of a response seen before")
 
 

@@ -8,6 +8,7 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
+from tokenaudit.audit.version_steps import oldest_versions
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.events import Where
 from tokenaudit.lifecycle.staleness import (
@@ -124,7 +125,7 @@ def _expired_retained(case: Case, findings: Findings) -> None:
 def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     recorded = table["seq_staleness"]
-    oldest = _oldest(case)
+    oldest = oldest_versions(table)
     checked = table.known & table.present("seq_staleness") & table.present("train_step")
     has_version = oldest != ABSENT
     expected = np.where(has_version, staleness(np.where(has_version, oldest, 0), table["train_step"]), 0)
@@ -134,14 +135,6 @@ def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
         lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
     )  # fmt: skip
     findings.add_checked(int(checked.sum()))
-
-
-def _oldest(case: Case) -> np.ndarray:
-    """The oldest version of every put row, that of its put included where it stamps tokens."""
-    table = case.table
-    stamps = (table["tokens"] > np.maximum(table["versions_len"], 0)) & table.present("model_step")
-    oldest = table["oldest"]
-    return np.where(stamps & ((oldest == ABSENT) | (table["model_step"] < oldest)), table["model_step"], oldest)
 
 
 @rule("L010", "agentic-exempt-stale", Severity.WARNING,

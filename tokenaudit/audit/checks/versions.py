@@ -9,6 +9,7 @@ from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.scan import RUN_FAULTS
 from tokenaudit.audit.table import LogTable
+from tokenaudit.audit.version_steps import newest_versions
 from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import VERSION_RUNS, EventKind
 from tokenaudit.log.columns import Bools, Int64s
@@ -90,15 +91,9 @@ def _version_placeholder(case: Case, findings: Findings) -> None:
     findings.add_checked(int((is_put & (table["versions_len"] >= 0)).sum()))
 
 
-def _newest(table: LogTable) -> Int64s:
-    """The newest version of each row, the one of its put included where tokens are left for it; else `ABSENT`."""
-    stamped = (table["tokens"] > np.maximum(table["versions_len"], 0)) & table.present("model_step")
-    return np.maximum(table["newest"], np.where(stamped, table["model_step"], ABSENT))
-
-
 def suspect_unit(table: LogTable) -> int | None:
     """What versions seem to be multiples of, where they are far above the steps; None where they look like steps."""
-    newest = _newest(table)
+    newest = newest_versions(table)
     oldest = np.where(table["oldest"] == ABSENT, newest, table["oldest"])
     rows = table.known & (newest != ABSENT) & table.present("train_step")
     versions = np.unique(np.concatenate([newest[rows], oldest[rows]]))
@@ -142,7 +137,7 @@ def _version_unit_suspect(case: Case, findings: Findings) -> None:
       "counters of samples or requests don't fit.")  # fmt: skip
 def _version_from_future(case: Case, findings: Findings) -> None:
     table = case.table
-    newest, step = _newest(table), table["train_step"]
+    newest, step = newest_versions(table), table["train_step"]
     rows = table.is_put & (newest != ABSENT) & table.present("train_step")
     findings.add_checked(int(rows.sum()))
     if suspect_unit(table) is not None:
@@ -224,7 +219,7 @@ def _of_split_rollout(table: LogTable) -> Bools:
       Fact.SYNCS)  # fmt: skip
 def _version_not_synced(case: Case, findings: Findings) -> None:
     table = case.table
-    newest, synced = _newest(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
+    newest, synced = newest_versions(table), np.where(table["kind"] == _SYNC, table["model_step"], ABSENT)
     # What the engine held before the first sync in the log isn't known.
     reached = np.maximum.accumulate(synced) if table.rows else synced
     checked = table.is_put & (newest != ABSENT) & (reached != ABSENT)
@@ -289,7 +284,7 @@ def _version_stamped_late(case: Case, findings: Findings) -> None:
 def _sync_interval_mismatch(case: Case, findings: Findings) -> None:
     table = case.table
     interval = case.known_config.timeline.sync_weights_interval
-    newest = _newest(table)[table.known]
+    newest = newest_versions(table)[table.known]
     syncs = table["model_step"][(table["kind"] == _SYNC) & table.present("model_step")]
     versions = np.unique(np.concatenate([newest[newest > 0], syncs[syncs > 0]]))
     findings.add_checked(len(versions), "versions")
