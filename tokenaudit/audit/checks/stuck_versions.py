@@ -63,18 +63,26 @@ def _version_frozen(case: Case, findings: Findings) -> None:
 
 
 def filled_in(case: Case) -> Bools:
-    """Put rows of responses that were continued over a sync and yet have a single version, because it is filled in."""
+    """Put rows whose response was made by several weights and yet has a single version, because it is filled in.
+
+    With them go rows that only carry such a response on, under another version than before.
+    """
     table = case.table
     first, is_last = first_and_last(table)
-    crossed = continued_over_sync(table, _goes_on(case))
-    is_single = single_version(table)
+    goes_on = _goes_on(case)
+    crossed = continued_over_sync(table, goes_on)
+    is_single, newest = single_version(table), newest_versions(table)
+    is_restamped = goes_on & (newest != newest[table.previous])
     where = np.zeros(table.rows, dtype=np.bool_)
     for code in range(len(table.tasks)):
-        rows = np.flatnonzero(crossed & is_last & (table["task"] == code))
-        where[rows[filled(is_single[rows])]] = True
-    of_response = np.zeros(table.rows, dtype=np.bool_)
-    of_response[first[where]] = True
-    return where | (crossed & of_response[first])
+        of_task = table["task"] == code
+        rows = np.flatnonzero(crossed & is_last & of_task)
+        found = rows[filled(is_single[rows])]
+        if len(found):
+            of_response = np.zeros(table.rows, dtype=np.bool_)
+            of_response[first[found]] = True
+            where |= of_task & is_single & ((crossed & of_response[first]) | is_restamped)
+    return where
 
 
 def _goes_on(case: Case) -> Bools:
@@ -118,10 +126,10 @@ def _version_filled_in(case: Case, findings: Findings) -> None:
     where = filled_in(case)
     first, is_last = first_and_last(table)
     findings.add_checked(int((table.is_put & is_last).sum()), "responses")
-    oldest = oldest_versions(table)
+    oldest, crossed = oldest_versions(table), continued_over_sync(table, _goes_on(case))
 
     def message(rows: Int64s) -> str:
-        ends = rows[is_last[rows]]
+        ends = rows[crossed[rows] & is_last[rows]]
         which = fillers(table, ends, oldest[first[ends]])
         equal = f", {which[0]}" if which else ""
         return f"{plural(len(ends), 'response')} continued over a sync end in a single version{equal}"
