@@ -46,8 +46,9 @@ class RolloutWorker:
             self._groups += 1
         place = 0 if self._random.random() < 0.6 else self._random.randrange(6)
         group_id, version = self._running.pop(place)
+        prompt = self._random.randint(1, 4)
         for _ in range(self._group_size):
-            mask = [0] * self._random.randint(1, 4) + [1]
+            mask = [0] * prompt + [1]
             mask += [self._random.randint(0, 1) for _ in range(self._random.randint(0, 12))]
             ids = [self._random.randint(0, 99) for _ in mask]
             metrics = {"reward": self._random.choice([0.0, 1.0, float("nan")])}
