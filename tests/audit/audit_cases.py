@@ -502,9 +502,10 @@ CASES: dict[str, Case] = {
         "at put 1, completed, though finish_reason is user_abort; 1 response", subject="task default",
     ),
     "cut-called-stop": Case(
-        [*ended(2, 19), *ended(7, 1, first=30)], [*ended(2, 19), *ended(7, 1, first=30, finish_reason="length")],
-        "at put 20, 95.0 % of 20 responses that say stop end in the id 2, these in others: cut off, but called stop; "
-        "1 response",
+        [*ended(2, 17), *ended(7, 1, first=30), *ended(8, 1, first=31), *ended(9, 1, first=32)],
+        [*ended(2, 17), *ended(7, 3, first=30)],
+        "from put 18 on, 85.0 % of 20 responses that say stop end in the id 2, these in others: cut off, but called "
+        "stop; 3 responses",
     ),
     "limit-called-stop": Case(
         [put(n, n, tokens=90 - n, prompt_len=10 + n, finish_reason="stop") for n in range(10)],

@@ -77,16 +77,22 @@ def _stands_before(values: np.ndarray[Any, Any], lengths: Int64s) -> Bools:
 
 
 def logprob_numbers(logprobs: Lists) -> Arrays:
-    """Per row, of the log-probabilities at rollout: `logprobs_print`, of their bits as float32, and `logprobs_sum`.
+    """Numbers per row of the log-probabilities at rollout.
 
-    The sum is NaN where a value is null or NaN, and 0 without values; it is what the response's own probability is.
+    - `logprobs_print`: the fingerprint of their bits as float32.
+    - `logprobs_sum`: that of the whole response; NaN where a value is null or NaN, 0 without values.
+    - `logprobs_alike`: whether all of them are about the same, as fill values are.
     """
-    sums = np.zeros(len(logprobs.lengths))
+    sums, first = np.zeros(len(logprobs.lengths)), np.zeros(len(logprobs.lengths))
     filled = np.flatnonzero(logprobs.lengths)
     with np.errstate(over="ignore", invalid="ignore"):
         if len(filled):
             starts = (np.cumsum(logprobs.lengths) - logprobs.lengths)[filled]
             sums[filled] = np.add.reduceat(logprobs.values, starts, dtype=np.float64)
+            first[filled] = logprobs.values[starts]
         bits = logprobs.values.astype(np.float32, copy=False).view(np.uint32)
+        # No other values have their first one as their mean, but by a rare chance.
+        is_alike = np.isclose(sums, first * logprobs.lengths, rtol=1e-6)
     sums[logprobs.null_element_rows] = np.nan
-    return {"logprobs_print": fingerprints(bits, logprobs.lengths).view(np.int64), "logprobs_sum": sums}
+    prints = fingerprints(bits, logprobs.lengths).view(np.int64)
+    return {"logprobs_print": prints, "logprobs_sum": sums, "logprobs_alike": is_alike}

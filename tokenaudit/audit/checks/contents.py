@@ -35,23 +35,24 @@ _EXPIRED = STATUS_CODE[Status.EXPIRED]
       "Members of a group hold the same ids with the same log-probabilities: one seed, or the copy of a mate. "
       "A warning where only the ids are the same.",
       "Give every member a seed of its own, and write each answer to its own request.",
-      "response_ids")  # fmt: skip
+      "response_ids|logprobs")  # fmt: skip
 def _members_alike(case: Case, findings: Findings) -> None:
+    """Without ids, by log-probabilities alone, unless these are all the same."""
     table = case.table
-    has_ids = table.known & table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"])
-    rows = np.flatnonzero(has_ids & (table["tokens"] >= ALIKE_TOKENS))
-    findings.add_checked(len(rows), "responses of 16 tokens or more")
+    has_ids = table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"])
+    likely = np.full(table.rows, np.nan)
     if "logprobs_sum" in table:
         likely = np.where(table["logprobs_len"] == table["tokens"], table["logprobs_sum"], np.nan)
-    else:
-        likely = np.full(table.rows, np.nan)
-    known = rows[~np.isnan(likely[rows])]
-    copies = _alike(table, known, "ids_print", "logprobs_print")
-    same_ids = _alike(table, rows, "ids_print")
+        told_by_logprobs = (table["ids_len"] < 0) & ~table["logprobs_alike"].astype(np.bool_)
+        has_ids |= told_by_logprobs & ~np.isnan(likely)
+    rows = np.flatnonzero(table.known & has_ids & (table["tokens"] >= ALIKE_TOKENS))
+    findings.add_checked(len(rows), "responses of 16 tokens or more")
+    copies = _alike(table, rows[~np.isnan(likely[rows])], "ids_print", "logprobs_print")
     for _, own in table.puts_by_task(copies):
         if likely[own].min() <= ALIKE_LOGPROB:
-            findings.add_extent(own, f"the same ids and log-probabilities as another member, {_first_pair(table, own)}")
-    others = np.setdiff1d(same_ids, copies)
+            what = "ids and log-probabilities" if (table["ids_len"][own] >= 0).any() else "log-probabilities"
+            findings.add_extent(own, f"the same {what} as another member, {_first_pair(table, own)}")
+    others = np.setdiff1d(_alike(table, rows[table["ids_len"][rows] >= 0], "ids_print"), copies)
     unsure = np.isnan(likely[others]) & (table["tokens"][others] >= ALIKE_UNSURE)
     others = _alike(table, others[unsure | (likely[others] <= ALIKE_LOGPROB)], "ids_print")
     for _, own in table.puts_by_task(others):
@@ -75,12 +76,10 @@ def _alike(table: LogTable, rows: Int64s, *prints: str) -> Int64s:
 def _first_pair(table: LogTable, rows: Int64s) -> str:
     """The first two members that are alike, for a message."""
     first = int(rows[0])
-    mate = next(
-        int(row) for row in rows[1:].tolist()
-        if table["ids_print"][row] == table["ids_print"][first]
-        and table["group_id"][row] == table["group_id"][first]
-        and table["rollout_id"][row] != table["rollout_id"][first]
-    )  # fmt: skip
+    same = np.logical_and.reduce(
+        [table[name][rows] == table[name][first] for name in ("tokens", "ids_print", "group_id") if name in table]
+    )
+    mate = int(rows[same & (table["rollout_id"][rows] != table["rollout_id"][first])][0])
     names = f"the first in group {table['group_id'][first]}: rollouts {table['rollout_id'][first]} and"
     return f"{names} {table['rollout_id'][mate]}, {table['tokens'][first]} tokens"
 
@@ -116,26 +115,36 @@ def _prompts_mixed(case: Case, findings: Findings) -> None:
       "Go on from the ids themselves, not from their text, and give every response its own tokens back.",
       "response_ids", Fact.READABLE)  # fmt: skip
 def _prefix_changed(case: Case, findings: Findings) -> None:
-    """By fingerprints of the first `prior_len` ids; without it, where the versions say that tokens were kept."""
     table = case.table
-    before = np.maximum(table.previous, 0)
-    whole = table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"])
-    checked = (table.previous >= 0) & whole & whole[before]
-    prior, has_prior = table["prior_len"], table.present("prior_len")
-    compared = checked & has_prior & (prior > 0) & (prior == table["tokens"][before])
-    changed = compared & (table["ids_prior_print"] != table["ids_print"][before])
-    told_by_versions = checked & ~has_prior & (table["newest"][before] < table["model_step"])
-    rows = np.flatnonzero(told_by_versions & (table["tokens"] >= table["tokens"][before]))
-    rows = rows[case.readable.begins_with(rows, before[rows])]
-    changed[rows[~case.readable.same_ids()[rows]]] = True
-    findings.add_checked(int(compared.sum()) + len(rows), "puts of a response seen before")
+    compared, changed = _changed_prefixes(case)
+    findings.add_checked(int(compared.sum()), "puts of a response seen before")
 
     def message(own: Int64s) -> str:
         first = int(own[0])
-        name = f"the first, rollout {table['rollout_id'][first]}, its first {table['tokens'][before[first]]}"
+        name = f"the first, rollout {table['rollout_id'][first]}, its first {table['tokens'][table.previous[first]]}"
         return f"the ids kept from the put before aren't those that it had, {name}"
 
     findings.add_extent(changed, message)
+
+
+def _changed_prefixes(case: Case) -> tuple[Bools, Bools]:
+    """Put rows whose kept ids can be compared with the put before, and where they differ.
+
+    By fingerprints of the first `prior_len` ids; without it, where versions older than the put's say that all was kept.
+    """
+    table = case.table
+    before = np.maximum(table.previous, 0)
+    whole = table["ids_whole"].astype(np.bool_) & (table["ids_len"] == table["tokens"]) & (table["ids_len"] >= 0)
+    both = (table.previous >= 0) & whole & whole[before]
+    has_prior = table.present("prior_len")
+    compared = both & has_prior & (table["prior_len"] > 0) & (table["prior_len"] == table["tokens"][before])
+    changed = compared & (table["ids_prior_print"] != table["ids_print"][before])
+    older = both & ~has_prior & (table["newest"][before] < table["model_step"])
+    rows = np.flatnonzero(older & (table["tokens"] >= table["tokens"][before]))
+    rows = rows[case.readable.begins_with(rows, before[rows])]
+    compared[rows] = True
+    changed[rows[~case.readable.same_ids()[rows]]] = True
+    return compared, changed
 
 
 @rule("E008", "prefix-lost", Severity.WARNING,
@@ -179,7 +188,7 @@ def _lost_tokens(case: Case) -> tuple[Bools, Int64s]:
     again = table.known & (table.previous >= 0) & (table["status"][before] == _ABORTED) & (table["tokens"][before] > 0)
     again &= table["status"] != _EXPIRED
     again &= ~_too_old(case, before)
-    again &= ~sampled_between(case, again, Status.EXPIRED)
+    again &= ~sampled_between(case, again, Status.EXPIRED) & ~_changed_prefixes(case)[1]
     lost = np.where(again, np.maximum(table["tokens"][before] - case.readable.kept(), 0), 0)
     return again, lost
 

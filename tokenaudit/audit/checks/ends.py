@@ -19,11 +19,15 @@ from tokenaudit.log.digest import STATUS_CODE
 END_ROWS = 20
 """Rows that say stop without which their last ids say nothing."""
 END_SHARE = 0.8
-"""Share of the rows that say stop that end in one id, so that it is the id of the end."""
+"""Share of the rows that say stop that end in one id, so that it is surely the id of the end."""
+LIKELY_END_SHARE = 0.25
+"""Share from which on an id is likely the end, if hardly any row holds it before: so many others may be cut off."""
 OTHER_END_SHARE = 0.02
 """Share from which on another last id is an end too, such as a second end token; cut-off responses end anywhere."""
 INSIDE_SHARE = 0.1
-"""Share of the rows with the commonest last id that also hold it before: from there on it is a word, not an end."""
+"""Share of the rows with the commonest last id that also hold it before: above it, the id is a word, not an end."""
+LIKELY_INSIDE_SHARE = 0.01
+"""The same for an id that is only likely the end."""
 PILE_ROWS = 10
 """Rows that pile up at one sum of prompt and response, at least."""
 PILE_SHARE = 0.02
@@ -35,7 +39,9 @@ PILE_NEARBY = 10
 PILE_MOST_OF_ONE = 0.7
 """Share of a pile that one prompt length may have: answers to one prompt are alike without any limit."""
 CUT_ROWS = 3
-"""Uninterrupted rows cut at their length that show the limit."""
+"""Rows that were cut off below which nothing is said of them: one may be a second end token, or no limit."""
+LIMIT_SHARE = 0.9
+"""Share of uninterrupted rows cut at their length that have the same one, where it alone is limited."""
 
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
 
@@ -82,7 +88,8 @@ def _completed_but_aborted(case: Case, findings: Findings) -> None:
 
 
 @rule("E002", "cut-called-stop", Severity.ERROR,
-      "Nearly all responses that say stop end in one token id, and some end in the middle: they were cut off.",
+      "Nearly all responses that say stop end in one token id, and some end in others: they were cut off. A warning "
+      "where less than 80 % end in it.",
       "Record why generation ended, as the engine says it; responses that a sync cut off are aborted.",
       "finish_reason", "response_ids")  # fmt: skip
 def _cut_called_stop(case: Case, findings: Findings) -> None:
@@ -95,19 +102,20 @@ def _cut_called_stop(case: Case, findings: Findings) -> None:
         last = table["ids_last"][rows]
         ends, counts = np.unique(last, return_counts=True)
         end = int(ends[counts.argmax()])
-        if len(rows) < END_ROWS or counts.max() < END_SHARE * len(rows):
+        share = counts.max() / len(rows)
+        if len(rows) < END_ROWS or share < LIKELY_END_SHARE:
             continue
         # In several turns it also ends those before.
         of_one_turn = rows[(last == end) & ((table["mask_len"][rows] < 0) | _all_trained(table)[rows])]
-        if len(of_one_turn) and table["ids_last_before"][of_one_turn].mean() > INSIDE_SHARE:
+        most_inside = INSIDE_SHARE if share >= END_SHARE else LIKELY_INSIDE_SHARE
+        if len(of_one_turn) and table["ids_last_before"][of_one_turn].mean() > most_inside:
             continue
         others = ends[counts < max(OTHER_END_SHARE * len(rows), 2)]
         cut = rows[np.isin(last, others)]
-        if len(cut):
-            share = (
-                f"{100 * counts.max() / len(rows):.1f} % of {len(rows):,} responses that say stop end in the id {end}"
-            )
-            findings.add_extent(cut, f"{share}, these in others: cut off, but called stop")
+        if len(cut) >= CUT_ROWS and len(others) > 1:
+            text = f"{100 * share:.1f} % of {len(rows):,} responses that say stop end in the id {end}, these in others"
+            level = Severity.ERROR if share >= END_SHARE else Severity.WARNING
+            findings.add_extent(cut, f"{text}: cut off, but called stop", level)
 
 
 def _all_trained(table: LogTable) -> Bools:
@@ -145,7 +153,10 @@ def _limit_called_stop(case: Case, findings: Findings) -> None:
       "Take what a response already has off max_new_tokens when it goes on.",
       "finish_reason", "prior_len|response_ids|response_model_steps", Fact.READABLE)  # fmt: skip
 def _over_budget(case: Case, findings: Findings) -> None:
-    """Longer alone and with the prompt: whichever of both is limited. Tool output counts in neither way for sure."""
+    """Where cut ones differ in length, also longer with the prompt: that may be what is limited.
+
+    Responses with tool output are left out: whether it counts isn't known.
+    """
     table = case.table
     done = newly_completed(table) & (table["tool_turns"] <= 0) & ((table["mask_len"] < 0) | _all_trained(table))
     kept = case.readable.kept()
@@ -159,7 +170,9 @@ def _over_budget(case: Case, findings: Findings) -> None:
         if len(of_task) < CUT_ROWS:
             continue
         limit = int(tokens[of_task].max())
-        over = rows[(tokens[rows] > limit) & (total[rows] > total[of_task].max())]
+        over = rows[tokens[rows] > limit]
+        if (tokens[of_task] == limit).mean() < LIMIT_SHARE:
+            over = over[total[over] > total[of_task].max()]
         if len(over):
             longest = int(tokens[over].max())
             text = f"up to {longest:,} tokens after an interruption, while {len(of_task):,} responses without one were"
