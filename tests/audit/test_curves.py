@@ -14,10 +14,13 @@ import pytest
 
 from tests.audit.audit_cases import audited, findings_of
 from tests.audit.curve_logs import CONFIG, TOKEN_LIMIT, recorded_run, written_run
-from tests.builders import Row, put, read_json, refresh, take, write_log
+from tests.builders import Row, read_json, write_log
 from tests.oracles.slow_curves import slow_curves
 from tokenaudit.audit.curve_definitions import DEFINITIONS
-from tokenaudit.audit.curve_names import KNOWN
+from tokenaudit.audit.curve_names import KNOWN, KnownCurve
+from tokenaudit.audit.curve_pairs import CurvePair
+from tokenaudit.audit.curve_points import Curve
+from tokenaudit.audit.curve_values import LogSeries
 from tokenaudit.audit.parity import Parity, Verdict
 from tokenaudit.audit.report import AuditReport
 from tokenaudit.audit.rule import Fact, Severity
@@ -42,10 +45,12 @@ def write_curves(folder: Path, curves: dict[str, Points], name: str = "curves.js
     return path
 
 
-def compared(folder: Path, curves: dict[str, Points], rows: list[Row] | None = None, **mapped: str) -> AuditReport:
+def compared(
+    folder: Path, curves: dict[str, Points], rows: list[Row] | None = None, curve_map: dict[str, str] | None = None
+) -> AuditReport:
     files = [write_curves(folder, curves)]
     log = written_run(folder, rows)
-    return audit_log([log], overrides=CONFIG, isolated=True, rules=["C"], curves=files, curve_map=mapped)
+    return audit_log([log], overrides=CONFIG, isolated=True, rules=["C"], curves=files, curve_map=curve_map)
 
 
 def only(report: AuditReport) -> Parity:
@@ -338,13 +343,6 @@ def test_zeros_are_equal_to_zeros_only(tmp_path: Path):
 
 def test_a_count_is_exact_and_single_precision_rounds_it():
     big = 2**24 + 1
-    rows = [refresh(1, 1), put(2, 1, 1, tokens=4), take(3, 1, rollout_id=1)]
-    del rows
-    from tokenaudit.audit.curve_names import KnownCurve
-    from tokenaudit.audit.curve_pairs import CurvePair
-    from tokenaudit.audit.curve_points import Curve
-    from tokenaudit.audit.curve_values import LogSeries
-
     steps = np.arange(1, 4)
     series = LogSeries(DEFINITIONS[TOKENS], steps, np.array([big, big + 2, 5.0]))
     known = KnownCurve("", TOKENS, TOKENS)
@@ -368,7 +366,7 @@ def test_every_known_curve_is_a_series_and_is_named_once():
 
 
 def test_a_curve_is_mapped_by_its_name(tmp_path: Path):
-    report = compared(tmp_path, {"my=tokens": SLOW[TOKENS], "other": {1: 2}}, **{"my=tokens": TOKENS})
+    report = compared(tmp_path, {"my=tokens": SLOW[TOKENS], "other": {1: 2}}, None, {"my=tokens": TOKENS})
     assert (only(report).ours, only(report).trainer, only(report).verdict) == (TOKENS, "", Verdict.EQUAL)
     assert report.unknown_curves == ("other",)
 
