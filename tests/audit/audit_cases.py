@@ -129,6 +129,21 @@ def continued(versions: list[int]) -> list[Row]:
     return rows + [put(10 + n, n, tokens=4, **again) for n in range(10)]
 
 
+def scored(rewards: list[list[float]], filtered: tuple[int, ...] = ()) -> list[Row]:
+    """Groups with these rewards, four per step; of every `len(rewards) / 4` of them, some are filtered."""
+    rows: list[Row] = []
+    for n, own in enumerate(rewards):
+        status = "filtered" if n % (len(rewards) // 4) in filtered else "completed"
+        of_step = {"train_step": 1 + n // 4, "model_step": n // 4, "status": status}
+        rows += members(n, n, *[{"reward": reward} for reward in own], **of_step)
+    return rows
+
+
+def taken_group(*rollouts: Row) -> list[Row]:
+    """A group and a take that names its responses."""
+    return [*members(1, 9, *rollouts), *[take(2, 1, rollout_id=90 + n) for n in range(len(rollouts))]]
+
+
 VALID = one()
 
 CASES: dict[str, Case] = {
@@ -251,6 +266,30 @@ CASES: dict[str, Case] = {
         continued([1] * 4), continued([0, 0, 1, 1]),
         "from put 11 on, 10 responses continued over a sync end in a single version, the step of the put - 1; "
         "10 responses", subject="task default",
+    ),
+    # ---- rewards
+    "rewards-without-spread": Case(
+        scored([[0, 1]] * 12 + [[0, 0]] * 12), scored([[0, 1]] * 12 + [[0, 0]] * 8 + [[0, 1]] * 4),
+        "from put 13 on, in 3 steps in a row, those of steps 4 to 6, none of 12 groups has a spread of rewards (all "
+        "rewards are 0); of those before, 0 % had none; 24 responses", subject="task default",
+    ),
+    "rewards-of-other-rows": Case(
+        scored([[0, 1], [1, 1], [0, 1], [0, 0]] * 4, filtered=(0, 2)),
+        scored([[0, 1], [1, 1], [0, 1], [0, 0]] * 4, filtered=(1, 3)),
+        "from put 1 on, 8 filtered groups with a spread of rewards and 8 kept without any: they are those of 1 group "
+        "before; 32 responses",
+    ),
+    "filter-rejects-much": Case(
+        scored([[0, 1], [1, 1], [0, 1], [0, 0], [1, 1]] * 4, filtered=(1, 3, 4)),
+        scored([[0, 1], [1, 1], [0, 1], [0, 0], [0, 1]] * 4, filtered=(1, 3)),
+        "from put 2 on, the filter rejects 60.0 % of the tokens of finished groups (96 of 160); 24 responses",
+        severity="warning",
+    ),
+    "baseline-moved": Case(
+        taken_group({"reward": 0.5}, {"reward": 0.25}, {"reward": -3.0, "response_mask": [0] * 4}),
+        taken_group({"reward": 0.5}, {"reward": 0.25}, {"reward": 0.375, "response_mask": [0] * 4}),
+        "at put 1, members that train nothing turn advantages in 1 group; the first, rollout 91: 0.25 - -0.75 = +1 "
+        "with 1 such member (reward -3), -0.125 without; 1 response", severity="warning", config=LIMIT_3,
     ),
     # ---- masks
     "mask-length-mismatch": Case(
