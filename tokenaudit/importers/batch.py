@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 from tokenaudit.contracts.errors import Problem, SourceError
@@ -107,7 +107,7 @@ def _responses(
 
 def trained_responses(
     train_step: int,
-    count: int,
+    size: int,
     group_of: Callable[[int], GroupKey],
     row_of: Callable[[int], Row],
     noun: str,
@@ -116,7 +116,7 @@ def trained_responses(
 ) -> Iterator[Imported]:
     """Puts and takes of the batch of a step whose rows are made when their group is written and not before.
 
-    Its `count` responses are numbered from 0, and called a `noun` in messages. What `group_of` or `row_of` refuses with
+    Its `size` responses are numbered from 0, and called a `noun` in messages. What `group_of` or `row_of` refuses with
     a `FieldFault` is noted and left out. They are one writing of the step.
     """
     writing = Writing(train_step, path)
@@ -127,7 +127,7 @@ def trained_responses(
                 yield row_of(index)
 
     groups: dict[GroupKey, list[int]] = {}
-    for index in range(count):
+    for index in range(size):
         with context.noting(f"{path}, {noun} {index}"):
             groups.setdefault(group_of(index), []).append(index)
     sizes: Counter[str] = Counter()
@@ -192,7 +192,7 @@ class PromptGroups:
         self._is_reordered = is_reordered
         self._groups: dict[int, int] = {}
         self._sizes: Counter[int] = Counter()
-        self.group_id = -1
+        self._numbers = count()
 
     def group_of(self, prompt: object) -> int:
         """The group of the next response."""
@@ -201,8 +201,7 @@ class PromptGroups:
         if group is None:
             if not self._is_reordered:
                 self._groups.clear()
-            self.group_id += 1
-            group = self._groups[here] = self.group_id
+            group = self._groups[here] = next(self._numbers)
         self._sizes[group] += 1
         return group
 

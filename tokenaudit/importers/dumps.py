@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenaudit.contracts.errors import SourceError, shown
 from tokenaudit.importers.base import Context, FieldFault, Fields
-from tokenaudit.importers.fields import MAX_TOKENS
+from tokenaudit.importers.fields import MAX_TOKENS, integer, length
 from tokenaudit.importers.pickles.arrays import Array, JaggedArray, Latin1Array, LazyArray
 from tokenaudit.importers.pickles.source import LazyText, Source, unreadable
 from tokenaudit.importers.pickles.torch_file import PickleFile, TorchFile
@@ -285,6 +285,11 @@ def name_of(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def scalar(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """One field as `fields.integer` takes it, out of a tensor of one element if need be."""
-    return {name: plain(fields.get(name))}
+def integer_of(fields: dict[str, Any], name: str, low: int = 0) -> int:
+    """A whole number like `fields.integer`, out of a tensor of one element if need be. Raises like it and `plain`."""
+    return integer({name: plain(fields.get(name))}, name, low)
+
+
+def length_of(fields: dict[str, Any], name: str) -> int:
+    """A number of tokens like `fields.length`, out of a tensor of one element if need be. Raises like `integer_of`."""
+    return length({name: plain(fields.get(name))}, name)

@@ -19,8 +19,8 @@ import numpy as np
 from tokenaudit.importers import dumps
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import bounded
-from tokenaudit.importers.dumps import Dump, columns_of, fields_of, flat, items_of, plain, scalar
-from tokenaudit.importers.fields import MAX_TOKENS, integer, number, stable_id, version_columns
+from tokenaudit.importers.dumps import Dump, columns_of, fields_of, flat, integer_of, items_of, plain
+from tokenaudit.importers.fields import MAX_TOKENS, number, stable_id, version_columns
 from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
@@ -52,7 +52,7 @@ def _read_buffer(path: Path, number: int, context: Context) -> Iterator[Imported
         for index, group in enumerate(groups):
             with context.noting(f"{path}, group {index}"):
                 is_stamped = plain(group["target"]) is not None
-                steps[index] = integer(scalar(group, "target"), "target") + 1 if is_stamped else unstamped
+                steps[index] = integer_of(group, "target") + 1 if is_stamped else unstamped
         for index in sorted(steps, key=steps.__getitem__):
             where = f"{path}, group {index}"
             with context.noting(where):
@@ -115,26 +115,31 @@ def _put(group: dict[str, Any], train_step: int, where: str, context: Context, d
 
     def row(index: int) -> Row:
         dump.spend_response()
-        mask = masks[index]()
-        generated = np.flatnonzero(mask)
-        prompt_len = int(generated[0]) if len(generated) else len(mask)
-        return versions | {
-            "rollout_id": stable_id(f"{group['group_id']} {index} {train_step}"),
-            "status": "completed",
-            "response_len": len(mask) - prompt_len,
-            "prompt_len": prompt_len,
-            "response_mask": (mask[prompt_len:] != 0).astype(np.int8),
-            "reward": rewards[index],
-            "agentic": bool(len(generated)) and len(generated) < len(mask) - prompt_len,
-        }
+        rollout_id = stable_id(f"{group['group_id']} {index} {train_step}")
+        return versions | masked_columns(masks[index]()) | {"rollout_id": rollout_id, "reward": rewards[index]}
 
     rows = bounded(map(row, range(len(masks))))
     return ImportedPut(train_step, context.task(None), group_id, rows, where)
 
 
+def masked_columns(mask: np.ndarray[Any, Any]) -> Row:
+    """The columns that the loss mask of prompt and response gives: the response begins with its first trained token."""
+    trained = np.flatnonzero(mask)
+    prompt_len = int(trained[0]) if len(trained) else len(mask)
+    response = (mask[prompt_len:] != 0).astype(np.int8)
+    return {
+        "status": "completed",
+        "response_len": len(response),
+        "prompt_len": prompt_len,
+        "response_mask": response,
+        # what isn't trained of it came from tools or an environment
+        "agentic": bool(len(trained)) and len(trained) < len(response),
+    }
+
+
 def _masks(batch: dict[str, Any]) -> list[Callable[[], np.ndarray[Any, Any]]]:
     """What reads the loss mask of each response, over prompt and response, without padding."""
-    mask = next((batch[name] for name in _MASKS if batch.get(name) is not None), None)
+    mask = _first_of(batch, _MASKS)
     if dumps.is_table(mask):
         _check_count(mask.shape[0])
         widths = np.array([dumps.width_of(mask, index) for index in range(mask.shape[0])], dtype=np.int64)
@@ -148,6 +153,11 @@ def _masks(batch: dict[str, Any]) -> list[Callable[[], np.ndarray[Any, Any]]]:
         raise FieldFault(f"the batch holds neither {' nor '.join(_MASKS)} nor message_log")
     _check_count(len(logs))
     return [partial(_log_mask, log) for log in logs]
+
+
+def _first_of(batch: dict[str, Any], names: Sequence[str]) -> Any:
+    """The first column that is there; None if none is."""
+    return next((batch[name] for name in names if batch.get(name) is not None), None)
 
 
 def _check_count(responses: int) -> None:
@@ -177,7 +187,7 @@ def _message_mask(message: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[float | None]:
-    value = next((batch[name] for name in names if batch.get(name) is not None), None)
+    value = _first_of(batch, names)
     if value is None:
         return [None] * count
     values = items_of(value, "rewards")
@@ -188,10 +198,10 @@ def _numbers(batch: dict[str, Any], names: Sequence[str], count: int) -> list[fl
 
 def _versions(group: dict[str, Any], train_step: int, context: Context) -> Row:
     """A span where the end is recorded; else only the start, and nothing is newer than the target's weights."""
-    start = context.versions.model_step(integer(scalar(group, "start"), "start"))
+    start = context.versions.model_step(integer_of(group, "start"))
     if plain(group["end"]) is None:
         return version_columns(start, max(start, train_step - 1), context, mixed=Precision.START)
-    return version_columns(start, context.versions.model_step(integer(scalar(group, "end"), "end")), context)
+    return version_columns(start, context.versions.model_step(integer_of(group, "end")), context)
 
 
 IMPORTER = Importer(

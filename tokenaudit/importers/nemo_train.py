@@ -8,7 +8,7 @@ Read: `grpo_train` and `async_grpo_train` (nemo_rl/algorithms/grpo.py), nemo_rl/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy as np
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import Context, FieldFault, Imported, ImportedPut, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import PromptGroups, check_group, takes
-from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
+from tokenaudit.importers.fields import int_list, integer, length, number, real_list, stable_id, version_columns
 from tokenaudit.importers.files import json_records, step_in_name
+from tokenaudit.importers.nemo_rl import masked_columns
 from tokenaudit.importers.repeats import Writing
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.log.writer import Row
@@ -58,32 +59,26 @@ def _read_step(path: Path, context: Context) -> Iterator[Imported]:
 def _sample(data: dict[str, Any], train_step: int, context: Context) -> tuple[bytes, Row]:
     """The prompt of a sample, as what is equal for equal ones, and the columns of its response."""
     total = length({"input_lengths": _one(data, "input_lengths")}, "input_lengths")
-    mask = _numbers(data, "token_loss_mask", total) != 0
-    generated = np.flatnonzero(mask)
-    prompt_len = int(generated[0]) if len(generated) else total
-    response = mask[prompt_len:].astype(np.int8)
+    mask = _by_token(data, "token_loss_mask", total, real_list) != 0
+    row = masked_columns(mask)
+    prompt_len, response = row["prompt_len"], row["response_mask"]
     is_trained = number(_one(data, "sample_loss_mask"), "sample_loss_mask") != 0
     if not is_trained:
         context.limit(_LEFT_OUT)
     # with dynamic sampling, `rewards` are those of other samples, of before the filter
     rewards = "filtered_rewards" if "filtered_rewards" in data else "rewards"
-    row: Row = {
+    row |= {
         "rollout_id": stable_id(f"{train_step} {integer(data, 'idx')}"),
-        "status": "completed",
-        "response_len": len(response),
-        "prompt_len": prompt_len,
-        "response_mask": response,
         "trained_mask": response if is_trained else np.zeros_like(response),
         "reward": number(_one(data, rewards), rewards),
-        "agentic": bool(len(generated)) and len(generated) < len(response),
     }
     for ours, theirs in _LOGPROBS.items():
-        logprobs = _numbers(data, theirs, total)
+        logprobs = _by_token(data, theirs, total, real_list)
         if logprobs[mask].any():
-            row[ours] = logprobs[prompt_len:].astype(np.float32)
-        elif len(generated):
+            row[ours] = logprobs[prompt_len:]
+        elif mask.any():
             context.limit(_FILLED)
-    prompt = _numbers(data, "token_ids", total)[:prompt_len]
+    prompt = _by_token(data, "token_ids", total, int_list)[:prompt_len]
     return prompt.tobytes(), row | version_columns(None, None, context)
 
 
@@ -95,14 +90,13 @@ def _one(data: dict[str, Any], name: str) -> Any:
     return values[0]
 
 
-def _numbers(data: dict[str, Any], name: str, total: int) -> np.ndarray[Any, Any]:
-    """A column by token, float64, shape [total]."""
+def _by_token(
+    data: dict[str, Any], name: str, total: int, numbers_in: Callable[[object, str], np.ndarray[Any, Any]]
+) -> np.ndarray[Any, Any]:
+    """A column by token, without padding, shape [total]."""
     values = _one(data, name)
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FieldFault(f"{name} is no list of numbers") from error
-    if array.ndim != 1 or len(array) < total:
+    array = numbers_in(values, name)
+    if len(array) < total:
         raise FieldFault(f"{name} holds {shown(values)}", f"it has a number for each of the {total} tokens")
     return array[:total]
 

@@ -11,7 +11,7 @@ Read: `TensorBatch.__getstate__` and `pad_training_input_batch` (skyrl/backends/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ import numpy as np
 from tokenaudit.contracts.errors import shown
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
 from tokenaudit.importers.batch import GroupKey, note_equal_prompts, trained_responses
-from tokenaudit.importers.dumps import ARRAYS, fields_of, flat, items_of, opened, plain, record_of, row_of, scalar
-from tokenaudit.importers.fields import MAX_TOKENS, integer, stable_id, version_columns
+from tokenaudit.importers.dumps import ARRAYS, fields_of, flat, integer_of, items_of, opened, plain, record_of, row_of
+from tokenaudit.importers.fields import MAX_TOKENS, stable_id, version_columns
 from tokenaudit.importers.files import step_in_name
 from tokenaudit.importers.pickles.arrays import Array, named_array
 from tokenaudit.importers.pickles.source import LazyBytes
@@ -58,10 +58,12 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
             if metadata.get("global_step") is None:
                 train_step = step_in_name(path, r"global_step_(\d+)_", low=1)
             else:
-                train_step = integer(scalar(metadata, "global_step"), "global_step", low=1)
+                train_step = integer_of(metadata, "global_step", low=1)
             count = _count(tables, metadata, context)
             dump.spend_response(count=count)
-            places = _places(columns, tables, metadata, count, train_step, context)
+            names, ends = _group_names(metadata, count), _last_turns(columns, metadata, count)
+            prompts = (_prompt(tables, index) for index in range(count))
+            places = _places(prompts, names, ends, train_step, context)
             turns = Counter(places.rollouts)
         if "rewards" not in tables:
             context.limit(_NO_REWARDS)
@@ -129,7 +131,7 @@ def _count(tables: dict[str, Array], metadata: dict[str, Any], context: Context)
     rows = tables["response_mask"].shape[0]
     if metadata.get("pad_size") is None:
         return rows
-    padding = integer(scalar(metadata, "pad_size"), "pad_size")
+    padding = integer_of(metadata, "pad_size")
     if padding > rows:
         raise FieldFault(f"pad_size is {padding}", f"the batch has {rows} rows")
     if padding:
@@ -138,10 +140,9 @@ def _count(tables: dict[str, Array], metadata: dict[str, Any], context: Context)
 
 
 def _places(
-    columns: dict[str, Any],
-    tables: dict[str, Array],
-    metadata: dict[str, Any],
-    count: int,
+    prompts: Iterable[np.ndarray[Any, Any]],
+    names: Sequence[Any] | None,
+    ends: np.ndarray[Any, Any] | None,
     train_step: int,
     context: Context,
 ) -> _Places:
@@ -150,17 +151,15 @@ def _places(
     The turns of a trajectory come one after the other, each with a prompt that begins with that of the turn before; so
     does the first prompt of a group begin all that are in it.
     """
-    named, ends = _group_names(metadata, count), _last_turns(columns, metadata, count)
-    if named is None:
+    if names is None:
         context.limit(Lack.GROUPS)
     places = _Places([], [])
     sizes: Counter[int] = Counter()
     first = before = np.zeros(0, dtype=np.int64)
     number, rollout = -1, -1
-    for index in range(count):
-        prompt = _prompt(tables, index)
+    for index, prompt in enumerate(prompts):
         is_new = index == 0 or (
-            not _begins(first, prompt) if named is None else plain(named[index]) != plain(named[index - 1])
+            not _begins(first, prompt) if names is None else plain(names[index]) != plain(names[index - 1])
         )
         if is_new:
             number, first = number + 1, prompt
@@ -169,9 +168,9 @@ def _places(
             rollout += 1
             sizes[number] += 1
         before = prompt
-        places.groups.append(stable_id(f"{train_step} {number if named is None else plain(named[index])}"))
+        places.groups.append(stable_id(f"{train_step} {number if names is None else plain(names[index])}"))
         places.rollouts.append(rollout)
-    if named is None:
+    if names is None:
         note_equal_prompts(sizes, context)
     return places
 

@@ -22,15 +22,15 @@ from tokenaudit.importers.dumps import (
     first_texts,
     flat,
     items_of,
+    length_of,
     name_of,
     opened,
     plain,
     reals,
     record_of,
-    scalar,
     unpacked,
 )
-from tokenaudit.importers.fields import integer, length, number, stable_id
+from tokenaudit.importers.fields import integer, number, stable_id
 from tokenaudit.importers.pickles.values import LazyList
 from tokenaudit.importers.shapes import Gives, Shape
 from tokenaudit.importers.slime_train import TrainFiles, is_train_data
@@ -105,7 +105,7 @@ def _prompt(prompt: object, index: int) -> object:
 
 
 def _row(sample: dict[str, Any], place: str, train_step: int, context: Context, dump: Dump) -> Row:
-    tokens = length(scalar(sample, "response_length"), "response_length")
+    tokens = length_of(sample, "response_length")
     dump.spend_response(tokens)
     status = plain(sample.get("status", "completed"))
     if status not in _STATUSES:

@@ -19,15 +19,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault
-from tokenaudit.importers.dumps import ARRAYS, Dump, fields_of, flat, items_of, opened, plain, reals, record_of, scalar
-from tokenaudit.importers.fields import integer, length
+from tokenaudit.importers.dumps import (
+    ARRAYS,
+    Dump,
+    fields_of,
+    flat,
+    integer_of,
+    items_of,
+    length_of,
+    opened,
+    plain,
+    reals,
+    record_of,
+)
 from tokenaudit.importers.files import number_in
 from tokenaudit.log.writer import Row
 
 _GATHERED = frozenset({"format_version", "rollout_id", "response_lengths"})
 _OF_A_RANK = frozenset({"rank", "rollout_id", "rollout_data"})
-_SAMPLE = ("sample_index", "response_lengths", "total_lengths", "loss_masks", "log_probs")
-_COLUMNS = dict(zip(("sample_indices", *_SAMPLE[1:]), _SAMPLE, strict=True))
+_COLUMNS = {
+    "sample_indices": "sample_index",
+    "response_lengths": "response_lengths",
+    "total_lengths": "total_lengths",
+    "loss_masks": "loss_masks",
+    "log_probs": "log_probs",
+}
+"""Columns of a rank, and what a sample of the gathered file calls the same."""
 
 _UNPAIRED = "some files of train_data belong to no file of rollout_data, and are left out"
 _MISFIT = "some samples of train_data differ from those of rollout_data in length, and are left out"
@@ -156,7 +173,7 @@ def _seen(sample: dict[str, Any]) -> _Seen:
     index = plain(sample.get("sample_index"))
     if index is not None and not isinstance(index, int):
         raise FieldFault("sample_index is no whole number")
-    response, total = (length(scalar(sample, name), name) for name in ("response_lengths", "total_lengths"))
+    response, total = (length_of(sample, name) for name in ("response_lengths", "total_lengths"))
     return _Seen(index, response, total, sample.get("loss_masks"), sample.get("log_probs"))
 
 
@@ -190,10 +207,12 @@ class TrainFiles:
         paths = self._paths.get(key, [])
         self._paired.add(key)
         with ExitStack() as kept:
-            train = TrainBatch(self._context, [_index(sample) for sample in samples]) if paths else None
+            if not paths:
+                yield None
+                return
+            train = TrainBatch(self._context, [_index(sample) for sample in samples])
             for path in paths:
-                if train is not None:
-                    self._add(train, path, rollout_id, kept)
+                self._add(train, path, rollout_id, kept)
             yield train
 
     def _add(self, train: TrainBatch, path: Path, rollout_id: int, kept: ExitStack) -> None:
@@ -201,7 +220,7 @@ class TrainFiles:
             dump: Dump = stack.enter_context(opened(path, self._context))
             with dump.all_or_nothing():
                 fields = fields_of(dump.value, "the dump")
-                if integer(scalar(fields, "rollout_id"), "rollout_id") != rollout_id:
+                if integer_of(fields, "rollout_id") != rollout_id:
                     self._context.limit(_UNPAIRED)
                 elif "samples" in fields:
                     train.add_gathered(fields)

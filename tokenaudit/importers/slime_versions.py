@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.importers.base import Context, FieldFault
-from tokenaudit.importers.dumps import fields_of, items_of, plain, scalar
-from tokenaudit.importers.fields import integer, length, mapping
+from tokenaudit.importers.dumps import fields_of, integer_of, items_of, plain
+from tokenaudit.importers.fields import length, mapping
 from tokenaudit.importers.pickles.values import LazyList
 from tokenaudit.log.writer import Row
 from tokenaudit.record import slime_versions as rules
@@ -52,7 +52,7 @@ def _oldest(sample: dict[str, Any], context: Context) -> int:
     metadata = sample.get("metadata")
     fields = fields_of(metadata, "metadata") if metadata is not None else {}
     started = fields.get("start_rollout_id") is not None
-    start = integer(scalar(fields, "start_rollout_id"), "start_rollout_id") if started else None
+    start = integer_of(fields, "start_rollout_id") if started else None
     return rules.oldest_weights(start, context.versions.train_steps)
 
 
@@ -76,6 +76,6 @@ def _spans(call: Any) -> list[VersionSpan]:
     spans: list[VersionSpan] = []
     for value in items_of(call.get("spans") if isinstance(call, dict) else call, "the spans of a call"):
         span = fields_of(value, "a span of versions")
-        places = (integer(scalar(span, name), name) for name in ("abs_start", "abs_end"))
+        places = (integer_of(span, name) for name in ("abs_start", "abs_end"))
         spans.append(VersionSpan(str(plain(span.get("version"))), *places))
     return spans

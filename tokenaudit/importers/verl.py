@@ -19,8 +19,8 @@ import numpy as np
 from tokenaudit.contracts.errors import Problem, SourceError, plural
 from tokenaudit.importers import batch, dumps
 from tokenaudit.importers.base import USUAL_READS, Context, FieldFault, Imported, Importer, Lack, Precision, each_file
-from tokenaudit.importers.dumps import columns_of, fields_of, items_of, plain, scalar
-from tokenaudit.importers.fields import integer, length, number, stable_id, version_columns
+from tokenaudit.importers.dumps import columns_of, fields_of, integer_of, items_of, length_of, plain
+from tokenaudit.importers.fields import integer, number, stable_id, version_columns
 from tokenaudit.importers.files import json_records
 from tokenaudit.importers.packed import plain_name
 from tokenaudit.importers.shapes import Gives, Shape
@@ -84,7 +84,7 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
     with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
             fields = fields_of(dump.value, "the dump")
-            train_step = integer(scalar(fields, "global_steps"), "global_steps", low=1)
+            train_step = integer_of(fields, "global_steps", low=1)
             tags, keys = items_of(fields.get("tags"), "tags"), items_of(fields.get("keys"), "keys")
             if len(tags) != len(keys):
                 raise FieldFault(f"{len(tags)} tags for {len(keys)} keys")
@@ -110,12 +110,12 @@ def _read_batch(path: Path, context: Context) -> Iterator[Imported]:
 
 
 def _queue_row(tag: dict[str, Any], key: str, index: int, tables: dict[str, dumps.Table], context: Context) -> Row:
-    tokens = length(scalar(tag, "response_len"), "response_len")
+    tokens = length_of(tag, "response_len")
     status = str(plain(tag.get("status", "success")))
     turns = plain(tag.get("num_turns"))
     row = queue_columns(status, tokens, turns if isinstance(turns, int) else None) | {"rollout_id": stable_id(key)}
     if plain(tag.get("prompt_len")) is not None:
-        row["prompt_len"] = length(scalar(tag, "prompt_len"), "prompt_len")
+        row["prompt_len"] = length_of(tag, "prompt_len")
     mask, scores = tables.get("response_mask"), tables.get("rm_scores")
     if mask is not None and index < mask.shape[0] and dumps.width_of(mask, index) >= tokens:
         row["response_mask"] = (dumps.row_of(mask, index, tokens) != 0).astype(np.int8)
@@ -135,7 +135,7 @@ def _versions(tag: dict[str, Any], context: Context) -> Row:
     if plain(tag.get("min_global_steps")) is None:
         return version_columns(None, None, context)
     names = ("min_global_steps", "max_global_steps")
-    start, end = (context.versions.model_step(integer(scalar(tag, name), name)) for name in names)
+    start, end = (context.versions.model_step(integer_of(tag, name)) for name in names)
     return version_columns(start, end, context)
 
 
