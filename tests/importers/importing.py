@@ -17,6 +17,9 @@ from tokenaudit.importers.repeats import Keep
 from tokenaudit.importers.write import import_log
 from tokenaudit.replay.result import Result
 
+ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
+"""A response of a table of one's own."""
+
 
 class Imported(NamedTuple):
     """A log that was imported: its path, what was read, and its rows."""
@@ -60,3 +63,8 @@ def imported(
 
 def total(result: Result, *names: str) -> list[Any]:
     return [result.totals[name] for name in names]
+
+
+def trained(log: Imported) -> list[int | None]:
+    """Tokens of each response that the trainer's mask keeps; None where there is no mask."""
+    return [None if mask is None else sum(mask) for mask in log.column("trained_mask")]

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.importers.importing import imported, jsonl
+from tests.importers.importing import ROW, imported, jsonl
 from tests.importers.test_import_dumps import slime_dump
 from tests.importers.test_import_texts import areal, areal_dump, prime_dump, summary
 from tokenaudit import replay_log
@@ -29,8 +29,6 @@ from tokenaudit.contracts import files
 from tokenaudit.importers.base import Lack
 from tokenaudit.importers.detect import IMPORTERS
 from tokenaudit.record import json_lines as lines
-
-ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
 
 GENERIC_PLAN = """\
 format: generic (any table with one response a row)

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests.importers.importing import imported, jsonl
+from tests.importers.importing import ROW, imported, jsonl
 from tests.importers.test_import_dumps import slime_dump
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers.base import Context, VersionScale
 from tokenaudit.importers.detect import importer_named
 from tokenaudit.importers.write import import_log
 
-ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
 TEXT = (b'{"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}\n') * 9
 PACKED = {
     "gzip": gzip.compress(TEXT),

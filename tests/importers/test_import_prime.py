@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.importers.importing import Imported, imported, jsonl
+from tests.importers.importing import Imported, imported, jsonl, trained
 from tests.importers.shapes import real
 from tests.importers.test_import_texts import episode
 from tests.importers.test_real_files import imported_real, sizes, takes, trainable
@@ -30,11 +30,6 @@ from tokenaudit.importers.detect import detected
 from tokenaudit.importers.prime_exports import export_row, exported
 from tokenaudit.importers.prime_traces import samples, token_digest
 from tokenaudit.importers.repeats import Keep
-
-
-def trained(log: Imported) -> list[int | None]:
-    """Tokens of each response that were in the loss."""
-    return [None if mask is None else sum(mask) for mask in log.column("trained_mask")]
 
 
 def members(log: Imported) -> Counter[int]:

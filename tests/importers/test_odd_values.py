@@ -13,14 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.importers.importing import imported, jsonl
+from tests.importers.importing import ROW, imported, jsonl
 from tests.importers.test_import_dumps import nemo_group, queue_batch, sample, state
 from tests.importers.test_import_texts import areal, episode, summary
 from tests.importers.test_repeats import buffers
 from tokenaudit import replay_log
 from tokenaudit.contracts.errors import SourceError
-
-ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
 
 
 def slime(folder: Path) -> None:

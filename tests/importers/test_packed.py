@@ -10,14 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.importers.importing import imported, jsonl
+from tests.importers.importing import ROW, imported, jsonl
 from tests.importers.test_import import DUMPS, peak_kib
 from tokenaudit.contracts.errors import SourceError
 from tokenaudit.importers import packed
 from tokenaudit.importers.base import Context, VersionScale
 from tokenaudit.importers.files import json_documents, json_records
 
-ROW = {"group_id": 1, "train_step": 1, "response_len": 5, "model_step": 0}
 LINES = [json.dumps(ROW | {"group_id": group, "response_len": group % 97}).encode() + b"\n" for group in range(5_000)]
 
 

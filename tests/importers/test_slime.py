@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.importers.importing import Imported, imported
+from tests.importers.importing import Imported, imported, trained
 from tests.importers.shapes import real
 from tests.importers.test_import_dumps import sample
 from tests.importers.test_real_files import imported_real
@@ -25,11 +25,6 @@ from tokenaudit.importers.slime_versions import versions_of
 
 def noted(log: Imported, start: str) -> bool:
     return any(limit.startswith(start) for limit in log.imports.limits)
-
-
-def trained(log: Imported) -> list[int | None]:
-    """Tokens that the trainer's mask keeps, of each response."""
-    return [None if mask is None else sum(mask) for mask in log.column("trained_mask")]
 
 
 def seen(path: Path) -> list[dict[str, Any]]:
