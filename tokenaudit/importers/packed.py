@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tokenaudit.contracts.errors import Problem, SourceError
 from tokenaudit.importers.base import Context
+from tokenaudit.importers.pickles.source import unreadable
 
 CSV_SUFFIXES = (".csv", ".tsv")
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".json", *CSV_SUFFIXES)
@@ -188,8 +189,3 @@ class _Unpacked(io.RawIOBase):
 
     def _cut_off(self) -> CutOffError:
         return CutOffError(f"the {self._kind} file is cut off: it ends after {self._done} unpacked bytes")
-
-
-def unreadable(path: Path, error: OSError) -> SourceError:
-    """The fault of a file that can't be read."""
-    return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), "check its owner and mode"))

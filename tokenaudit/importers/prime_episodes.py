@@ -1,4 +1,4 @@
-"""The lines of prime-rl's files, whichever version wrote them: episodes, and which batch of a step they belong to.
+"""The lines of prime-rl's files as episodes, whichever version wrote them.
 
 Up to v0.8.0 a line is one trace, and what concerns its episode stands in `run` and `info`; later it is an episode.
 Read: `main_loop` (src/prime_rl/orchestrator/orchestrator.py) of PrimeIntellect-ai/prime-rl v0.8.0 (60bc295), `Episode`
@@ -9,24 +9,17 @@ Read: `main_loop` (src/prime_rl/orchestrator/orchestrator.py) of PrimeIntellect-
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tokenaudit.importers.base import Context, Precision
 from tokenaudit.importers.batch import GroupKey
-from tokenaudit.importers.fields import integer, mapping, number, objects, stable_id, version_columns
+from tokenaudit.importers.fields import integer, mapping, objects, stable_id, version_columns
 from tokenaudit.importers.files import SourceRecord, json_records, number_in
 from tokenaudit.importers.prime_exports import ANNOTATION_KEYS, EXPORT_KEYS
 from tokenaudit.log.writer import Row
-
-_RESTART_SECONDS = 30.0
-"""How long a restarted run generates nothing, at least: it loads its model anew."""
-_MOST_BATCHES = 8
-"""How often a step may have been written, where only pauses tell."""
 
 
 class Holds(Enum):
@@ -218,63 +211,3 @@ def _begun_with(info: dict[str, Any], train_step: int, context: Context) -> Row:
         return version_columns(None, None, context)
     start = context.versions.model_step(integer(info, "policy_version"))
     return version_columns(start, max(start, train_step - 1), context, mixed=Precision.START)
-
-
-class Shipped(NamedTuple):
-    """A line of what was trained: step, group, rollouts, run, and when it began and ended (seconds; NaN: unknown)."""
-
-    train_step: int
-    group: GroupKey
-    rollouts: tuple[int, ...]
-    run: str
-    begin: float
-    end: float
-
-
-def shipped(episode: Episode) -> Shipped:
-    """What of a line is needed to know its batch."""
-    times: list[float] = []
-    for trace in episode.traces:
-        stamps = [mapping(trace.get("timing"), "timing").get("start")]
-        stamps += [node.get("timestamp") for node in objects(trace.get("nodes"), "nodes")]
-        times += [time for stamp in stamps if (time := number(stamp, "timestamp"))]
-    rollouts = tuple(episode.rollout_id(trace) for trace in episode.traces)
-    nan = float("nan")
-    return Shipped(
-        episode.train_step, episode.group, rollouts, episode.run, min(times, default=nan), max(times, default=nan)
-    )
-
-
-def batches_of(lines: Sequence[Shipped], usual: int | None) -> list[int]:
-    """To which batch each line of a step belongs: 0, or more where the run was resumed and wrote the step again.
-
-    That shows in the id of the run, in a multiple of the usual size, or in pauses between batches of one size: all
-    behind one began `_RESTART_SECONDS` or more after the end of all before it.
-
-    Args:
-        lines: what the step shipped, in the order in which it was written.
-        usual: the size of a batch, in rollouts, by other steps; None if they don't agree.
-    """
-    runs = [line.run for line in lines]
-    if len(set(runs)) > 1:
-        first_seen = {run: number for number, run in enumerate(dict.fromkeys(runs))}
-        return [first_seen[run] for run in runs]
-    before = np.cumsum([0, *(len(line.rollouts) for line in lines)])
-    total = int(before[-1])
-    if usual and total > usual and total % usual == 0:
-        return [int(count) // usual for count in before[:-1]]
-    for parts in range(_MOST_BATCHES, 1, -1):
-        ends = np.arange(1, parts) * total // parts
-        starts = np.searchsorted(before, ends)
-        if total % parts == 0 and total and (before[starts] == ends).all() and _pauses(lines, starts.tolist()):
-            return np.searchsorted(starts, np.arange(len(lines)), side="right").tolist()
-    return [0] * len(lines)
-
-
-def _pauses(lines: Sequence[Shipped], starts: Sequence[int]) -> bool:
-    """Whether nothing was generated for a while before each of some lines; one line without times says no."""
-    return all(
-        np.min([line.begin for line in lines[start:]]) - np.max([line.end for line in lines[:start]])
-        >= _RESTART_SECONDS
-        for start in starts
-    )

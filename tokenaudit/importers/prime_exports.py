@@ -19,8 +19,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.importers.base import FieldFault, Precision
-from tokenaudit.importers.fields import int_list, number, objects, real_list
+from tokenaudit.importers.base import FieldFault
+from tokenaudit.importers.batch import unversioned_row
+from tokenaudit.importers.fields import int_list, integer, number, objects, real_list
 from tokenaudit.importers.prime_traces import Array, Sample, token_digest
 from tokenaudit.log.writer import Row
 
@@ -171,6 +172,11 @@ def exported(data: dict[str, Any]) -> ExportedSequence:
     )
 
 
+def exported_step(data: dict[str, Any]) -> int:
+    """The step of a batch; the trainer may need several of its own steps for one."""
+    return integer(data, "step" if data.get("export_step") is None else "export_step")
+
+
 def _in_loss(data: dict[str, Any], loss_mask: Array) -> Array | None:
     """Which tokens were in the loss; None where the trainer doesn't say what its loss masked."""
 
@@ -194,16 +200,14 @@ def export_row(sequence: ExportedSequence, rollout_id: int) -> Row:
     """The row of a sequence that is known from the exports only: from its first trained token on, without versions."""
     prompt_len = int(sequence.loss_mask.argmax())
     mask = sequence.loss_mask[prompt_len:].astype(np.int8)
-    row: Row = {
-        "rollout_id": rollout_id,
-        "status": "completed",
-        "response_len": len(mask),
-        "prompt_len": prompt_len,
-        "response_mask": mask,
-        "reward": sequence.reward,
-        "version_precision": Precision.NONE,
-    }
+    row = unversioned_row(rollout_id, sequence.reward)
+    row |= {"response_len": len(mask), "prompt_len": prompt_len, "response_mask": mask}
     return row | sequence.tokens.columns(Sample(0, prompt_len, mask, None, []))
+
+
+def sequence_key(digest: bytes, train_step: int | None) -> bytes:
+    """What identifies a sequence among those of a step, or of the run where steps aren't known."""
+    return digest if train_step is None else digest + train_step.to_bytes(8, "little")
 
 
 def branch_key(trace_id: object, branch: int) -> bytes:

@@ -37,13 +37,18 @@ from tokenaudit.importers.batch import MAX_GROUP_TOKENS, GroupKey, PromptGroups,
 from tokenaudit.importers.left_out import Problems
 from tokenaudit.importers.packed import plain_name
 from tokenaudit.importers.prime_episodes import Episode, Holds, holds, looks_like, records_of
-from tokenaudit.importers.prime_exports import TrainedSequences, branch_key, export_row, exported
+from tokenaudit.importers.prime_exports import (
+    TrainedSequences,
+    branch_key,
+    export_row,
+    exported,
+    exported_step,
+    sequence_key,
+)
 from tokenaudit.importers.prime_survey import (
     BatchOf,
     Run,
-    exported_step,
     lines_of,
-    sequence_key,
     survey_annotations,
     survey_exports,
     survey_groups,

@@ -13,11 +13,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tokenaudit.importers.base import Context
 from tokenaudit.importers.batch import GroupKey
-from tokenaudit.importers.fields import integer, mapping, stable_id
-from tokenaudit.importers.prime_episodes import Episode, Shipped, batches_of, episodes, records_of, shipped
-from tokenaudit.importers.prime_exports import TrainedSequences, annotated, exported
+from tokenaudit.importers.fields import integer, mapping, number, objects, stable_id
+from tokenaudit.importers.prime_episodes import Episode, episodes, records_of
+from tokenaudit.importers.prime_exports import TrainedSequences, annotated, exported, exported_step, sequence_key
+
+_RESTART_SECONDS = 30.0
+"""How long a restarted run generates nothing, at least: it loads its model anew."""
+_MOST_BATCHES = 8
+"""How often a step may have been written, where only pauses tell."""
 
 
 class BatchOf(NamedTuple):
@@ -80,22 +87,82 @@ def _trace_key(trace_id: object) -> int:
 
 def survey_trained(paths: Sequence[Path], run: Run, context: Context) -> None:
     """Note which rollouts the batch of each step trained, and which steps hold several batches."""
-    steps: list[list[Shipped]] = []
+    steps: list[list[_Shipped]] = []
     for path in paths:
         steps.append([])
         for episode in episodes(path, context):
             with context.noting(episode.where):
-                steps[-1].append(shipped(episode))
+                steps[-1].append(_shipped(episode))
     totals = Counter(sum(len(line.rollouts) for line in lines) for lines in steps)
     usual = min(totals, default=0)
     is_usual = usual > 0 and totals[usual] > 1 and all(total % usual == 0 for total in totals)
     groups: list[tuple[GroupKey, BatchOf]] = []
     for lines in steps:
-        for line, again in zip(lines, batches_of(lines, usual if is_usual else None), strict=True):
+        for line, again in zip(lines, _batches_of(lines, usual if is_usual else None), strict=True):
             batch = BatchOf(0, line.train_step, again)
             run.shipped.update(dict.fromkeys(line.rollouts, batch))
             groups += [(line.group, batch)] if line.rollouts else []
     run.count(groups)
+
+
+class _Shipped(NamedTuple):
+    """A line of what was trained: step, group, rollouts, run, and when it began and ended (seconds; NaN: unknown)."""
+
+    train_step: int
+    group: GroupKey
+    rollouts: tuple[int, ...]
+    run: str
+    begin: float
+    end: float
+
+
+def _shipped(episode: Episode) -> _Shipped:
+    """What of a line is needed to know its batch."""
+    times: list[float] = []
+    for trace in episode.traces:
+        stamps = [mapping(trace.get("timing"), "timing").get("start")]
+        stamps += [node.get("timestamp") for node in objects(trace.get("nodes"), "nodes")]
+        times += [time for stamp in stamps if (time := number(stamp, "timestamp"))]
+    rollouts = tuple(episode.rollout_id(trace) for trace in episode.traces)
+    nan = float("nan")
+    return _Shipped(
+        episode.train_step, episode.group, rollouts, episode.run, min(times, default=nan), max(times, default=nan)
+    )
+
+
+def _batches_of(lines: Sequence[_Shipped], usual: int | None) -> list[int]:
+    """To which batch each line of a step belongs: 0, or more where the run was resumed and wrote the step again.
+
+    That shows in the id of the run, in a multiple of the usual size, or in pauses between batches of one size: all
+    behind one began `_RESTART_SECONDS` or more after the end of all before it.
+
+    Args:
+        lines: what the step shipped, in the order in which it was written.
+        usual: the size of a batch, in rollouts, by other steps; None if they don't agree.
+    """
+    runs = [line.run for line in lines]
+    if len(set(runs)) > 1:
+        first_seen = {run: number for number, run in enumerate(dict.fromkeys(runs))}
+        return [first_seen[run] for run in runs]
+    before = np.cumsum([0, *(len(line.rollouts) for line in lines)])
+    total = int(before[-1])
+    if usual and total > usual and total % usual == 0:
+        return [int(count) // usual for count in before[:-1]]
+    for parts in range(_MOST_BATCHES, 1, -1):
+        ends = np.arange(1, parts) * total // parts
+        starts = np.searchsorted(before, ends)
+        if total % parts == 0 and total and (before[starts] == ends).all() and _pauses(lines, starts.tolist()):
+            return np.searchsorted(starts, np.arange(len(lines)), side="right").tolist()
+    return [0] * len(lines)
+
+
+def _pauses(lines: Sequence[_Shipped], starts: Sequence[int]) -> bool:
+    """Whether nothing was generated for a while before each of some lines; one line without times says no."""
+    return all(
+        np.min([line.begin for line in lines[start:]]) - np.max([line.end for line in lines[:start]])
+        >= _RESTART_SECONDS
+        for start in starts
+    )
 
 
 def survey_annotations(paths: Sequence[Path], run: Run, context: Context) -> None:
@@ -121,16 +188,6 @@ def survey_exports(paths: Sequence[Path], run: Run, context: Context) -> None:
             sequence = exported(data)
             step = exported_step(data) if run.shipped else None
             run.unnamed.add(sequence_key(sequence.digest, step), sequence.tokens)
-
-
-def sequence_key(digest: bytes, train_step: int | None) -> bytes:
-    """What identifies a sequence among those of a step, or of the run where steps aren't known."""
-    return digest if train_step is None else digest + train_step.to_bytes(8, "little")
-
-
-def exported_step(data: dict[str, Any]) -> int:
-    """The step of a batch; the trainer may need several of its own steps for one."""
-    return integer(data, "step" if data.get("export_step") is None else "export_step")
 
 
 def survey_groups(sources: Sequence[Path], streams: Sequence[Path], run: Run, context: Context) -> None:

@@ -84,14 +84,9 @@ def _write(importer: Importer, files: Sequence[Path], context: Context, stream: 
 def _limits(importer: Importer, context: Context) -> Iterator[str]:
     """What is left out: what always is, what turned out to be, what can't be read and what is there more than once."""
     yield from dict.fromkeys([*importer.lacks, *context.limits])
-    unread, repeated = context.problems.limit(), context.repeats.left_out(context.keep)
-    too_old = context.too_old.limit(context.versions.offset)
-    if unread is not None:
-        yield unread
-    if too_old is not None:
-        yield too_old
-    if repeated is not None:
-        yield repeated.message(context.keep)
+    repeated = context.repeats.left_out(context.keep)
+    unread, too_old = context.problems.limit(), context.too_old.limit(context.versions.offset)
+    yield from filter(None, (unread, too_old, repeated and repeated.message(context.keep)))
 
 
 def _flush(writer: pq.ParquetWriter, rows: Sequence[Row]) -> None:

@@ -73,7 +73,7 @@ class Source:
 
 def unreadable(path: Path, error: OSError) -> SourceError:
     """The fault of a file that can't be read."""
-    return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), _HINT))
+    return SourceError(Problem(f"can't read: {error.strerror or error}", str(path), "check its owner and mode"))
 
 
 class _InFile:
