@@ -24,7 +24,7 @@ ROOMS = {
     "gate": set(),
     "explain": set(),
     "masks": {"numpy", "pyarrow", "torch"},
-    "audit": {"numpy", "pyarrow", "torch"},
+    "audit": {"numpy", "pyarrow"},
     "record": {"numpy", "pyarrow"},
     "importers": {"numpy", "pyarrow"},
     "render": {"polars", "pydantic", "rich"},

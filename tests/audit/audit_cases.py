@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,31 @@ def scored(rewards: list[list[float]], filtered: tuple[int, ...] = ()) -> list[R
 def taken_group(*rollouts: Row) -> list[Row]:
     """A group and a take that names its responses."""
     return [*members(1, 9, *rollouts), *[take(2, 1, rollout_id=90 + n) for n in range(len(rollouts))]]
+
+
+def both(count: int, delta: Callable[[int], float], tokens: int = 600, version: int = 0, rows: int = 8) -> list[Row]:
+    """Responses with log-probabilities of both sides, `rows` of them a step, under the weights `version` steps old.
+
+    Those of the trainer lie `delta` of the response above and below the engine's, in turns.
+    """
+    engine = [-0.3 - place * 7919 % 101 / 100 for place in range(tokens)]
+    made: list[Row] = []
+    for n in range(count):
+        step = 2 + n // rows
+        trainer = [value + delta(n) * (-1) ** place for place, value in enumerate(engine)]
+        values = {"train_step": step, "model_step": step - 1 - version, "tokens": tokens}
+        made.append(put(n, n, **values, logprobs=engine, train_logprobs=trainer))
+    return made
+
+
+def shifted(rows: list[Row]) -> list[Row]:
+    """The rows, the trainer's values a token early."""
+    return [row | {"train_logprobs": [*row["train_logprobs"][1:], -1.0]} for row in rows]
+
+
+def raised(rows: list[Row], by: float) -> list[Row]:
+    """The rows, all values of the trainer higher."""
+    return [row | {"train_logprobs": [value + by for value in row["train_logprobs"]]} for row in rows]
 
 
 VALID = one()
@@ -291,6 +317,50 @@ CASES: dict[str, Case] = {
         "at put 1, members that train nothing turn advantages in 1 group; the first, rollout 91: 0.25 - -0.75 = +1 "
         "with 1 such member (reward -3), -0.125 without; 1 response", severity="warning", config=LIMIT_3,
     ),
+    # ---- probabilities
+    "logprobs-copied": Case(
+        both(20, lambda _: 0.0, version=1), both(20, lambda n: 0.01 * (n < 5), version=1),
+        "from put 1 on, train_logprobs equal logprobs on 100.0 % of 12,000 tokens of staleness 1 or more: one column "
+        "is a copy of the other, under whatever weights; 20 responses",
+    ),
+    "logprobs-shifted": Case(
+        shifted(both(20, lambda _: 0.01)), both(20, lambda _: 0.01),
+        "from put 1 on, train_logprobs are shifted by one token: they correlate 1.00 with the logprobs of the token "
+        "behind, and -0.42 with their own; 20 responses",
+    ),
+    "engine-drifts": Case(
+        both(40, lambda n: 0.02 + 0.08 * (n >= 24)), both(40, lambda n: 0.02 + 0.05 * (n >= 24)),
+        "from put 25 on, the mean |difference| of log-probabilities of fresh tokens is 0.1, 5 times the 0.02 of "
+        "before; the mean ratio of trainer to engine is 1.01: engine and trainer have other weights, or the values are "
+        "of other tokens; 16 responses",
+    ),
+    "engine-rows-off": Case(
+        both(40, lambda n: 0.02 + 0.18 * (n % 8 == 3)), both(40, lambda n: 0.02 + 0.18 * (n % 10 == 3)),
+        "from put 4 on, fresh tokens of 12.5 % of the rows are at least 8 times farther off than the median (mean "
+        "|difference| 0.2 against 0.02): one engine of several seems to have other weights; what they share: "
+        "rollout_id modulo 8 is 3 (100 % of such rows are off), group_id modulo 8 is 3 (100 % of such rows are off); "
+        "5 responses",
+    ),
+    "engine-ratio-off": Case(
+        raised(both(20, lambda _: 0.02), 0.03), raised(both(20, lambda _: 0.02), 0.015),
+        "from put 1 on, of 12,000 fresh tokens, the mean ratio of trainer to engine is 1.03: engine and trainer seem "
+        "to have other weights, or the values are of other tokens (mean |difference| of log-probabilities 0.03); "
+        "20 responses",
+    ),
+    "logprob-zero-by-place": Case(
+        many(10, tokens=30, logprobs=[*[-0.5] * 29, 0.0]), many(10, tokens=30, logprobs=[0.0, *[-0.5] * 28, 0.0])[:4],
+        "from put 1 on, log-probabilities are exactly 0 at the last token of completed responses (logprobs in 10 of "
+        "10 places, and 0 % of the tokens elsewhere): an end token that was appended has no log-probability of the "
+        "engine; 10 responses",
+        severity="warning",
+    ),
+    "stand-in-rows": Case(
+        many(5, tokens=1, response_ids=[7], logprobs=[0.0]),
+        [*many(4, tokens=1, response_ids=[7], logprobs=[0.0]),
+         put(8, 8, tokens=1, response_ids=[8], logprobs=[0.0]), put(9, 9, tokens=1, response_ids=[7], logprobs=[-0.1])],
+        "from put 1 on, completed with the one token 7 and a log-probability of exactly 0: no engine returned it, it "
+        "stands in for a response; 5 responses",
+    ),
     # ---- masks
     "mask-length-mismatch": Case(
         one(5, response_mask=[0, 0]), one(5, response_mask=[0] * 5),
@@ -325,7 +395,7 @@ CASES: dict[str, Case] = {
     "trained-mask-mismatch": Case(
         lived([4, 4, 4], 5, 5, response_mask=[1, 1, 0], trained_mask=[1, 0, 1]),
         lived([4, 4, 4], 5, 5, response_mask=[1, 1, 0], trained_mask=[1, 1, 0]),
-        "1 fresh trainable token not trained and 1 token trained that the semantic mask leaves out at step 5",
+        "1 token trained that the semantic mask leaves out at step 5",
         config=LIMIT_3,
     ),
     # ---- groups

@@ -145,8 +145,9 @@ def test_masks_recorded_upstream_are_those_of_the_replay(name: str, tmp_path: Pa
     flipped = next(row for row in rows if row.get("trained_mask"))
     flipped["trained_mask"] = [1 - flipped["trained_mask"][0], *flipped["trained_mask"][1:]]
     wrong = audit_log([write_log(tmp_path / "b", rows)], config_path=folder / "config.toml", isolated=True)
-    assert {name for name, _ in errors(wrong)} <= {"trained-mask-mismatch", "stale-token-trained"}
-    assert len(errors(wrong)) == 1
+    (found,) = (f for f in wrong.findings if f.name in ("trained-mask-mismatch", "stale-token-trained"))
+    # a token that the trainer leaves out may be meant
+    assert found.severity is (Severity.ERROR if flipped["trained_mask"][0] else Severity.WARNING)
 
 
 def _masks_at_take(folder: Path) -> dict[tuple[int, str], dict[int, dict[int, list[int]]]]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenaudit.audit.engine import EngineVerdict
 from tokenaudit.audit.files import FileFacts
 from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.replayed_run import ReplayedRun
 from tokenaudit.audit.rule import Fact
@@ -43,6 +45,8 @@ class Case:
         takes: the responses that its take rows name.
         taken: the groups that they make up.
         trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
+        evidence: how off-policy each age is; empty without log-probabilities of both sides.
+        engine: what is wrong between these; None without them.
         parity: the curves that the run logged beside what the log gives; None where no curves are given.
     """
 
@@ -56,6 +60,8 @@ class Case:
     takes: list[RecordedTake]
     taken: TakenGroups
     trained: TrainedMasks
+    evidence: tuple[AgeEvidence, ...]
+    engine: EngineVerdict | None
     parity: tuple[Parity, ...] | None = None
 
     @property

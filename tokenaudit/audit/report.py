@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.audit.findings import BUCKETS, Extent, Finding, Findings, Identities, Lost, marked_new
+from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.rule import AuditRule, Severity
 from tokenaudit.contracts.errors import Problem, ResultError, plural
@@ -46,35 +47,6 @@ class RuleRun:
     def count(self, severity: Severity) -> int:
         """Its findings of a severity, those not kept included."""
         return self.findings.counts[severity] if self.findings else 0
-
-
-@dataclass(frozen=True, slots=True)
-class AgeEvidence:
-    """Trainable tokens of one staleness; log-probabilities are natural, the ratio is trained over rollout.
-
-    Attributes:
-        staleness: train steps at the take, or at the put for responses that were never taken.
-        tokens: tokens with both log-probabilities.
-        mean_abs: mean of |difference of log-probabilities|.
-        p95_abs: its 95th percentile, nearest rank, to 0.001.
-        mean_ratio: mean importance ratio.
-        effective_share: effective sample size over tokens, (sum of ratios)^2 / (tokens x sum of squared ratios).
-        outside_share: share of tokens whose ratio is outside [1 - epsilon, 1 + epsilon].
-        kl: mean of ratio - 1 - log ratio, an estimate of the divergence of the rollout from the trained policy.
-    """
-
-    staleness: int
-    tokens: int
-    mean_abs: float
-    p95_abs: float
-    mean_ratio: float
-    effective_share: float
-    outside_share: float
-    kl: float
-
-    def data(self) -> dict[str, Any]:
-        """As plain data, rounded to what single precision holds."""
-        return {name: v if isinstance(v, int) else float(f"{v:.6g}") for name, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

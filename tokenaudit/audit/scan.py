@@ -9,22 +9,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from tokenaudit.audit.contents import PAD_RUN, Arrays, id_numbers, logprob_numbers
+from tokenaudit.audit.contents import Arrays, id_numbers, logprob_numbers
+from tokenaudit.audit.differences import Differences, differences
+from tokenaudit.audit.logprobs import aligned_mask, scan_logprobs
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
-from tokenaudit.log.columns import Bools, Int64s, Lists
+from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, UNKNOWN_CODE
 from tokenaudit.log.faults import BatchFaults, FaultKind
 from tokenaudit.log.row_checks import BatchColumns, RowNumbers
 from tokenaudit.log.structural_checks import check_runs
 from tokenaudit.log.version_runs import RecordedRuns
-
-SENTINEL_LOGPROB = -1000.0
-"""Log-probabilities below it stand for something else."""
-POSITIVE_LOGPROB = 0.01
-"""Log-probabilities above it are no rounding of 0."""
 
 RUN_FAULTS = (FaultKind.NULL_ELEMENT, FaultKind.BAD_RUN, FaultKind.RUNS_BESIDE_TOKENS, FaultKind.RUNS_LENGTH)
 """What can be wrong with the runs of a row; a row's code is the position in this list, from 1."""
@@ -41,6 +37,7 @@ class Scanned(NamedTuple):
     """One batch, reduced: numbers per row, by name, and names of tasks and finish reasons by their codes in the batch.
 
     `first_row` is its first row in the log. `texts` are the first few unknown events and statuses, by column and row.
+    `differences` are those of its log-probabilities; None where it lacks a column.
     """
 
     first_row: int
@@ -48,6 +45,7 @@ class Scanned(NamedTuple):
     tasks: tuple[str, ...]
     reasons: tuple[str | None, ...]
     texts: dict[tuple[str, int], str]
+    differences: Differences | None = None
 
     @property
     def rows(self) -> int:
@@ -55,8 +53,8 @@ class Scanned(NamedTuple):
         return len(self.arrays["kind"])
 
 
-def scan_batch(columns: BatchColumns) -> Scanned:
-    """Reduce a batch to numbers per row."""
+def scan_batch(columns: BatchColumns, epsilon: float) -> Scanned:
+    """Reduce a batch to numbers per row; `epsilon` is half the width of the range that ratios should be in."""
     rows, batch = columns.rows, columns.batch
     texts: dict[tuple[str, int], str] = {}
     reasons: dict[str | None, int] = {}
@@ -81,12 +79,10 @@ def scan_batch(columns: BatchColumns) -> Scanned:
         arrays |= id_numbers(ids, mask, logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT)
     if "trained_mask" in columns.batch.columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
-    for name in ("logprobs", "train_logprobs"):
-        if name in columns.batch.columns:
-            arrays |= _logprobs(name, batch.columns[name], rows, mask)
     if "logprobs" in batch.columns:
         arrays |= logprob_numbers(columns.lists("logprobs"))
-    return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts)
+    arrays |= scan_logprobs(columns)
+    return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts, differences(columns, epsilon))
 
 
 def _starts(lengths: Int64s) -> Int64s:
@@ -126,20 +122,9 @@ def _versions(columns: BatchColumns) -> Arrays:
         owner = np.repeat(np.arange(rows), versions.lengths)
         is_negative = values < 0
         arrays["negative"] = np.bincount(owner[is_negative], minlength=rows)
-        is_trained = is_negative & _aligned_mask(mask, versions.lengths, len(values))
+        is_trained = is_negative & aligned_mask(mask, versions.lengths, len(values))
         arrays["negative_trained"] = np.bincount(owner[is_trained], minlength=rows)
     return arrays
-
-
-def _aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
-    """Whether each element of lists of `lengths` is trainable; a mask of another length counts as all ones."""
-    trained = np.ones(elements, dtype=np.bool_)
-    fits = (mask.lengths == lengths) & ~mask.is_null
-    if fits.all():
-        return mask.values != 0
-    target = np.repeat(fits, lengths)
-    trained[target] = mask.values[np.repeat(fits, mask.lengths)] != 0
-    return trained
 
 
 def _mask(columns: BatchColumns, prior_len: Int64s | None) -> Arrays:
@@ -209,47 +194,3 @@ def _run_sums(owner: Int64s, values: Int64s, rows: int) -> Int64s:
     sums = np.zeros(rows, dtype=np.int64)
     np.add.at(sums, owner, values)
     return sums
-
-
-def _logprobs(name: str, array: pa.Array, rows: int, mask: Lists) -> Arrays:
-    """Per row: entries (-1 for a null list), odd values of each kind, trained odd ones, tokens in trained zero runs."""
-    lengths = col.list_lengths(array, rows)
-    counts = ("null", "nan", "inf", "sentinel", "odd_trained", "zeros", "positive")
-    arrays: Arrays = {f"{name}_len": lengths, **_zeros([f"{name}_{what}" for what in counts], rows)}
-    if array.type == pa.null():
-        return arrays
-    flat = array.flatten()
-    lengths = np.maximum(lengths, 0)
-    is_null = col.nulls(flat)
-    values = flat.fill_null(np.nan).to_numpy(zero_copy_only=False) if flat.null_count else flat.to_numpy()
-    odd = {
-        "null": is_null,
-        "nan": np.isnan(values) & ~is_null,
-        "inf": np.isinf(values),
-        "sentinel": (values <= SENTINEL_LOGPROB) & np.isfinite(values),
-    }
-    is_zero = values == 0.0
-    is_positive = (values > POSITIVE_LOGPROB) & np.isfinite(values)
-    if not is_zero.any() and not is_positive.any() and not any(where.any() for where in odd.values()):
-        return arrays
-    owner = np.repeat(np.arange(rows), lengths)
-    arrays[f"{name}_positive"] = np.bincount(owner[is_positive], minlength=rows)
-    trained = _aligned_mask(mask, lengths, len(values))
-    for what, where in odd.items():
-        arrays[f"{name}_{what}"] = np.bincount(owner[where], minlength=rows)
-    bad = np.logical_or.reduce(list(odd.values()))
-    arrays[f"{name}_odd_trained"] = np.bincount(owner[bad & trained], minlength=rows)
-    arrays[f"{name}_zeros"] = _long_runs(is_zero & trained, owner, rows)
-    return arrays
-
-
-def _long_runs(flags: Bools, owner: Int64s, rows: int) -> Int64s:
-    """Per row, elements in runs of at least `PAD_RUN` true flags."""
-    positions = np.flatnonzero(flags)
-    if len(positions) == 0:
-        return np.zeros(rows, dtype=np.int64)
-    begins = np.ones(len(positions), dtype=np.bool_)
-    begins[1:] = (np.diff(positions) != 1) | (np.diff(owner[positions]) != 0)
-    run = np.cumsum(begins) - 1
-    long = np.bincount(run)[run] >= PAD_RUN
-    return np.bincount(owner[positions[long]], minlength=rows)

@@ -10,12 +10,14 @@ from typing import NamedTuple, Unpack
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.curves import compared_curves, named_curves
+from tokenaudit.audit.differences import Differences, joined_differences
+from tokenaudit.audit.engine import judged_engine
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.offpolicy import age_evidence
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.replayed_run import ReplayedRun, follow
-from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun
+from tokenaudit.audit.report import AuditReport, RuleRun
 from tokenaudit.audit.rule import AuditRule, Fact, select_rules
 from tokenaudit.audit.scan import Scanned, scan_batch
 from tokenaudit.audit.table import LogTable
@@ -73,7 +75,7 @@ def audit_log(
     logged = named_curves([Path(file) for file in curves], curve_map or {})
     files = open_for_audit(request.paths)
     settings = settings_for(files.log, request)
-    read = _read(files, request)
+    read = _read(files, request, epsilon)
     if read.files.log is not None:
         check_overridden_tasks(settings, read.table.used_tasks, read.files.log.name)
     source = _config_source(settings)
@@ -96,7 +98,7 @@ def audit_log(
             left_out_groups=case.run.digest.quarantined_groups if case.run else 0,
             runs=runs,
             findings=tuple(finding for run in runs if run.findings for finding in run.findings.kept),
-            evidence=_evidence(case, epsilon),
+            evidence=case.evidence,
             parity=case.parity,
             unknown_curves=logged.unknown,
             log_notes=(*_log_notes(case.files.log), *_ignored_overrides(settings, case)),
@@ -110,9 +112,10 @@ class _Read(NamedTuple):
     table: LogTable
     digest: Digest | None
     why_unreadable: str
+    differences: Differences | None = None
 
 
-def _read(files: FileFacts, request: RunRequest) -> _Read:
+def _read(files: FileFacts, request: RunRequest, epsilon: float) -> _Read:
     """Read the files once; where one turns out to be damaged, again without it."""
     while files.log is not None:
         log, scans = files.log, list[Scanned]()
@@ -124,7 +127,7 @@ def _read(files: FileFacts, request: RunRequest) -> _Read:
                 quarantine=True,
                 allow_missing_versions=True,
                 also=names,
-                on_batch=lambda columns, scans=scans: scans.append(scan_batch(columns)),
+                on_batch=lambda columns, scans=scans: scans.append(scan_batch(columns, epsilon)),
                 on_progress=request.stage(f"reading {log.name}", log.rows),
             )
         except LogError as error:
@@ -132,7 +135,9 @@ def _read(files: FileFacts, request: RunRequest) -> _Read:
                 files = without_damage(files, names)
                 continue
             why = error.problems[0].what
-        return _Read(files, LogTable(scans, log.row_ranks), digest, why)
+        scans.sort(key=lambda scan: scan.first_row)
+        found = joined_differences((scan.first_row, scan.differences) for scan in scans)
+        return _Read(files, LogTable(scans, log.row_ranks), digest, why, found)
     return _Read(files, LogTable([]), None, "no file of the log can be read")
 
 
@@ -146,7 +151,7 @@ def _config_source(settings: Settings) -> str | None:
 
 def _replayed(read: _Read, config: Config | None) -> Case:
     """The log beside its replay, as far as it can be replayed."""
-    files, table, digest, why = read
+    files, table, digest, why, found = read
     puts = PutRuns(table, digest, config) if digest is not None else None
     run: ReplayedRun | None = None
     if config is None:
@@ -157,6 +162,7 @@ def _replayed(read: _Read, config: Config | None) -> Case:
         except TokenauditError as error:
             why = error.problems[0].what
     takes = recorded_takes(table)
+    step = trained_at(table, run, takes)
     return Case(
         table=table,
         files=files,
@@ -168,6 +174,8 @@ def _replayed(read: _Read, config: Config | None) -> Case:
         takes=takes,
         taken=taken_groups(table, takes),
         trained=trained_masks(files.readable, table, run, takes) if run else TrainedMasks(),
+        evidence=age_evidence(found, step) if found is not None else (),
+        engine=judged_engine(table, found, step) if found is not None else None,
     )
 
 
@@ -201,11 +209,3 @@ def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
         findings.table = None
         runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
     return tuple(runs)
-
-
-def _evidence(case: Case, epsilon: float) -> tuple[AgeEvidence, ...]:
-    """How off-policy each age is, where the log has log-probabilities of both sides."""
-    log = case.files.log
-    if log is None or not {"logprobs", "train_logprobs"} <= set(log.columns):
-        return ()
-    return age_evidence(log, trained_at(case.table, case.run, case.takes), epsilon)

@@ -213,5 +213,5 @@ def _missing(name: str) -> int:
     """What stands for null in a column that one file lacks: counts are 0, lengths of lists -1."""
     if name.endswith("_len") and name not in ("response_len", "prior_len", "prompt_len", "experts_len"):
         return -1
-    counted = ("tail_", "ids_", "logprobs_", "train_logprobs_", "runs_")
+    counted = ("tail_", "ids_", "logprobs_", "train_logprobs_", "runs_", "edges_")
     return 0 if name.startswith(counted) else ABSENT

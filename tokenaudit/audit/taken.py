@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,8 +95,9 @@ class TrainedRun(NamedTuple):
 
 
 class TrainedResponse(NamedTuple):
-    """A response whose mask at the take is recorded, with the runs where it isn't the recomputed one."""
+    """A response whose mask at the take is recorded: its put row, and the runs where it isn't the recomputed one."""
 
+    row: int
     subject: Subject
     train_step: int
     limit: int | None
@@ -114,10 +116,12 @@ class Misfit(NamedTuple):
 class TrainedMasks:
     """The masks that the trainer used: how many, those that differ from the recomputed mask, those of another length.
 
-    Counted are those whose response has a known step and known versions.
+    Counted are those whose response has a known step and known versions. `fresh` are their trainable tokens that the
+    token rule keeps, by task.
     """
 
     responses: int = 0
+    fresh: Mapping[str, int] = field(default_factory=dict)
     wrong: tuple[TrainedResponse, ...] = ()
     misfits: tuple[Misfit, ...] = ()
 
@@ -133,7 +137,7 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
     by_row = {take.row: (take.train_step, take.put_rows) for take in takes}
     step_of_put = {row: take.train_step for take in takes for row in take.put_rows}
     spared = table.spared
-    responses = 0
+    responses, fresh = 0, Counter[str]()
     wrong: list[TrainedResponse] = []
     misfits: list[Misfit] = []
     for row, mask, semantic in _masks(log):
@@ -154,10 +158,12 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
         responses += 1
         task = table.tasks[int(table["task"][put_row])]
         limit = replayed.config.expiry_policy(task).token_threshold(bool(spared[put_row]))
-        differing = tuple(run for run in _trained_runs(runs, mask, semantic, step, limit) if run.is_wrong)
+        found = list(_trained_runs(runs, mask, semantic, step, limit))
+        fresh[task] += sum(run.trainable for run in found if not run.is_stale)
+        differing = tuple(run for run in found if run.is_wrong)
         if differing:
-            wrong.append(TrainedResponse(table.subject(put_row), step, limit, differing))
-    return TrainedMasks(responses, tuple(wrong), tuple(misfits))
+            wrong.append(TrainedResponse(put_row, table.subject(put_row), step, limit, differing))
+    return TrainedMasks(responses, fresh, tuple(wrong), tuple(misfits))
 
 
 def _masks(log: Log) -> Iterator[tuple[int, Bools, Bools | None]]:

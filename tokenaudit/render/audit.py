@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokenaudit.audit.findings import Finding
+from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity, Verdict
-from tokenaudit.audit.report import AgeEvidence, AuditReport, RuleRun, report_data
+from tokenaudit.audit.report import AuditReport, RuleRun, report_data
 from tokenaudit.audit.rule import Fact, Severity
 from tokenaudit.contracts.errors import plural, printable
 from tokenaudit.render.blocks import (

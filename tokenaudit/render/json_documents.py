@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenaudit.audit.findings import Identities
+from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity
-from tokenaudit.audit.report import AgeEvidence
 from tokenaudit.audit.rule import Severity
 from tokenaudit.compare.compare import Effect, SettingChange
 from tokenaudit.compare.group_outcomes import GroupChanges

@@ -14,6 +14,7 @@ from tokenaudit.audit.checks import (  # noqa: F401 - a rule is registered when 
     losses,
     masks,
     partial_rollouts,
+    probabilities,
     rewards,
     staleness,
     structure,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from tokenaudit.audit.case import Case, add_faults
@@ -11,7 +13,7 @@ from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.columns import Bools
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import STATUS_CODE
 from tokenaudit.log.structural_checks import MASK_LENGTH, NULL_IN_MASK
 
@@ -21,6 +23,8 @@ PAD_SHARE = 0.01
 """Share of the rows that say stop that those are, at least."""
 
 _COMPLETED = STATUS_CODE[Status.COMPLETED]
+_LOST_SHARE = 0.5
+"""Share of the fresh trainable tokens that a trainer may leave out on purpose."""
 
 
 @rule("M001", "mask-length-mismatch", Severity.ERROR,
@@ -147,21 +151,31 @@ def _trained_mask_length(case: Case, findings: Findings) -> None:
 
 
 @rule("M008", "trained-mask-mismatch", Severity.ERROR,
-      "The mask the trainer used differs from the recomputed one on tokens that are fresh or out of the loss.",
-      "Train on semantic mask AND fresh, computed at the step of the take.",
+      "The trainer's mask keeps tokens out of the loss; a warning where it only leaves fresh ones out, up to half.",
+      "Train on semantic mask AND fresh, computed at the step of the take; record other masks elsewhere.",
       "trained_mask", Fact.TAKES)  # fmt: skip
 def _trained_mask_mismatch(case: Case, findings: Findings) -> None:
     findings.add_checked(case.trained.responses, "masks at the take")
+    extra, lost, step = Counter[int](), Counter[int](), dict[int, int]()
     for response in case.trained.wrong:
-        lost = sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
-        extra = sum(run.extra for run in response.wrong)
-        parts = [
-            f"{plural(lost, 'fresh trainable token')} not trained" if lost else "",
-            f"{plural(extra, 'token')} trained that the semantic mask leaves out" if extra else "",
-        ]
-        if lost or extra:
-            text = " and ".join(filter(None, parts))
-            findings.add(response.subject, f"{text} at step {response.train_step}")
+        step[response.row] = response.train_step
+        extra[response.row] += sum(run.extra for run in response.wrong)
+        lost[response.row] += sum(run.trainable - run.trained for run in response.wrong if not run.is_stale)
+
+    def message(row: int) -> str:
+        return f"{plural(extra[row], 'token')} trained that the semantic mask leaves out at step {step[row]}"
+
+    findings.add_rows(case.table.subject, _rows_with(extra), message, cause="more")
+    for task, rows in case.table.puts_by_task(_rows_with(lost)):
+        tokens, fresh = sum(lost[row] for row in rows.tolist()), case.trained.fresh[task]
+        share = tokens / fresh
+        text = f"{tokens:,} of {fresh:,} fresh trainable tokens ({100 * share:.2g} %) not trained"
+        level = Severity.WARNING if share <= _LOST_SHARE else None
+        findings.add_extent(rows, f"{text}: a mask of ratios, or one of another step", level, cause="less")
+
+
+def _rows_with(tokens: Counter[int]) -> Int64s:
+    return np.array(sorted(row for row, count in tokens.items() if count), dtype=np.int64)
 
 
 @rule("L001", "stale-token-trained", Severity.ERROR,

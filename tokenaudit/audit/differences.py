@@ -1,0 +1,264 @@
+"""Differences between the log-probabilities of trainer and engine, summed up by rows and versions.
+
+Both columns are looked at in the one pass over the log. Sums are made row by row, so that no border of a batch or file
+changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenaudit.audit.logprobs import BOTH, SENTINEL_LOGPROB, reals
+from tokenaudit.log import columns as col
+from tokenaudit.log.columns import LARGEST, Bools, Int64s, Lists
+from tokenaudit.log.row_checks import BatchColumns
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+SAMPLED = 64
+"""Tokens of a row, evenly spread, that stand for all of it where a sum won't do."""
+PAIR_SUMS = ("n", "x", "y", "xx", "yy", "xy", "x2", "y2", "xx2", "yy2", "x2y", "xy2")
+"""Sums over sampled tokens and the token behind each; x is the engine's, y the trainer's, 2 stands for the latter."""
+MOST_DELTA = 80.0
+"""Differences are cut here, where a ratio squared still fits double precision."""
+_CHUNK = 32_768
+"""Tokens that are looked at together, few enough for the caches of a core."""
+
+
+class Differences(NamedTuple):
+    """The trainer's log-probabilities minus the engine's, by S stretches: trainable tokens of a row of one version.
+
+    Attributes:
+        row: row of each stretch, ascending.
+        version: version of its tokens; a negative one is no version.
+        tokens: trainable tokens with both log-probabilities.
+        delta: sum of their differences.
+        abs_delta: sum of |difference|.
+        ratio: sum of exp(difference).
+        squared_ratio: sum of its square.
+        outside: tokens whose ratio is off 1 by more than epsilon.
+        equal: tokens with a difference of exactly 0.
+        sure: those of them that have 0 on both sides.
+        largest: the largest |difference|.
+        sampled: how many of its tokens were sampled.
+        stride: tokens that each of these stands for.
+        samples: their |difference|, float32, stretch by stretch.
+        pair_rows: the P rows that have sampled pairs.
+        pairs: `PAIR_SUMS` of these, of shape [12 x P].
+    """
+
+    row: Int64s
+    version: Int64s
+    tokens: Int64s
+    delta: Floats
+    abs_delta: Floats
+    ratio: Floats
+    squared_ratio: Floats
+    outside: Int64s
+    equal: Int64s
+    sure: Int64s
+    largest: Floats
+    sampled: Int64s
+    stride: Int64s
+    samples: np.ndarray[Any, np.dtype[np.float32]]
+    pair_rows: Int64s
+    pairs: Floats
+
+
+def joined_differences(parts: Iterable[tuple[int, Differences | None]]) -> Differences | None:
+    """Those of a log, given those of its batches in order, each with its first row; None where no batch has any."""
+    there = [
+        part._replace(row=part.row + first, pair_rows=part.pair_rows + first)
+        for first, part in parts
+        if part is not None
+    ]
+    return Differences(*(np.concatenate(arrays, axis=-1) for arrays in zip(*there, strict=True))) if there else None
+
+
+class _Stretches(NamedTuple):
+    """Where stretches of one version begin among the tokens that are looked at, and whether their runs train them."""
+
+    row: Int64s
+    version: Int64s
+    begin: Int64s
+    trainable: Bools
+
+
+def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
+    """The differences of a batch; None where it lacks a column.
+
+    Looked at are rows with both log-probabilities, and a version, for every token. Tokens of recorded runs that hold
+    both kinds count as not trainable: which ones are isn't recorded.
+    """
+    if any(columns.array(name) is None for name in BOTH):
+        return None
+    rows = columns.rows
+    rollout, trained = (reals(columns, name) for name in BOTH)
+    tokens, versions, mask = rollout.lengths, columns.versions, columns.mask
+    stamp = columns.integers("model_step")
+    own = _rows_of_runs(columns, tokens)
+    usable = (tokens > 0) & (tokens == trained.lengths)
+    per_token = (versions.lengths <= tokens) & ((versions.lengths == tokens) | (stamp >= 0))
+    per_token &= (mask.lengths == tokens) | mask.is_null
+    if columns.recorded_runs is not None:
+        per_token &= ~columns.recorded_runs.has_runs
+    usable &= per_token | own
+    lengths = np.where(usable, tokens, 0)
+    first = np.cumsum(lengths) - lengths
+    stretches = _stretches(columns, usable, own, first)
+    old, new = (side.elements_of(usable) for side in (rollout, trained))
+    is_used = _trainable(mask, stretches, usable, own, lengths)
+    bounds = np.append(stretches.begin, len(old))
+    sums = np.zeros((9, len(stretches.row)))
+    for low, high in col.bounded_spans(lengths, rows, _CHUNK):
+        start, stop = int(first[low]), int(first[high - 1] + lengths[high - 1])
+        span = slice(*np.searchsorted(stretches.begin, [start, stop]).tolist())
+        if start < stop:
+            used = is_used[start:stop] if is_used is not None else None
+            at = bounds[span.start : span.stop + 1] - start
+            _sum_up(sums[:, span], old[start:stop], new[start:stop], used, at, epsilon)
+    counted, delta, abs_delta, ratio, squared_ratio, outside, equal, sure, largest = sums
+    sampled, stride, samples, pairs = _sampled(old, new, is_used, lengths, first, stretches)
+    pair_rows = np.flatnonzero(pairs[0])
+    return Differences(
+        stretches.row, stretches.version, counted.astype(np.int64), delta, abs_delta, ratio, squared_ratio,
+        *(whole.astype(np.int64) for whole in (outside, equal, sure)), largest, sampled, stride, samples, pair_rows,
+        pairs[:, pair_rows],
+    )  # fmt: skip
+
+
+def _rows_of_runs(columns: BatchColumns, tokens: Int64s) -> Bools:
+    """Rows whose recorded runs say the version of every token."""
+    recorded = columns.recorded_runs
+    if recorded is None:
+        return np.zeros(columns.rows, dtype=np.bool_)
+    is_bad = (recorded.tokens < 1) | ~recorded.is_versioned
+    bad = np.bincount(recorded.owner[is_bad], minlength=columns.rows)
+    return recorded.has_runs & (recorded.sums == tokens) & (bad == 0)
+
+
+def _stretches(columns: BatchColumns, usable: Bools, own: Bools, first: Int64s) -> _Stretches:
+    versions, stamp = columns.versions, columns.integers("model_step")
+    heads, ends = columns.version_heads, np.cumsum(versions.lengths)
+    owner = np.searchsorted(ends, heads, side="right")
+    values = versions.values[heads]
+    if values.dtype == np.uint64:
+        values = np.minimum(values, np.uint64(LARGEST))
+    listed = usable[owner] & ~own[owner]
+    stamped = np.flatnonzero(usable & ~own & (versions.lengths < columns.lists(BOTH[0]).lengths))
+    parts = [
+        (owner[listed], values[listed].astype(np.int64), (heads - (ends - versions.lengths)[owner])[listed]),
+        (stamped, stamp[stamped], versions.lengths[stamped]),
+    ]
+    flags = [np.ones(len(part[0]), dtype=np.bool_) for part in parts]
+    recorded = columns.recorded_runs
+    if recorded is not None:
+        owner = recorded.owner
+        used = usable[owner] & own[owner]
+        begin = np.cumsum(recorded.tokens) - recorded.tokens
+        run = np.cumsum(recorded.lengths) - recorded.lengths
+        offset = begin - np.append(begin, 0)[run][owner]
+        parts.append((owner[used], recorded.model_step[used], offset[used]))
+        flags.append((recorded.trainable == recorded.tokens)[used])
+    row, version, offset = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    begin = first[row] + offset
+    order = np.argsort(begin, kind="stable")
+    return _Stretches(row[order], version[order], begin[order], np.concatenate(flags)[order])
+
+
+def _trainable(mask: Lists, stretches: _Stretches, usable: Bools, own: Bools, lengths: Int64s) -> Bools | None:
+    """Whether each token that is looked at is trainable; None where all are."""
+    has_mask = usable & ~own & ~mask.is_null
+    if stretches.trainable.all() and not has_mask.any():
+        return None
+    total = int(lengths.sum())
+    if not own.any() and (mask.lengths == lengths).all():
+        return mask.values != 0
+    trainable = np.repeat(stretches.trainable, np.diff(stretches.begin, append=total))
+    trainable[np.repeat(has_mask, lengths)] = mask.elements_of(has_mask) != 0
+    return trainable
+
+
+def _sum_up(
+    sums: Floats,
+    rollout: np.ndarray[Any, Any],
+    trained: np.ndarray[Any, Any],
+    used: Bools | None,
+    bounds: Int64s,
+    epsilon: float,
+) -> None:
+    """Fill `sums`, of shape [9 x stretches], for tokens of some rows; `bounds` are those of the stretches in them."""
+    if not all(side.min() > SENTINEL_LOGPROB and side.max() < np.inf for side in (rollout, trained)):
+        good = np.isfinite(rollout) & np.isfinite(trained)
+        good &= (rollout > SENTINEL_LOGPROB) & (trained > SENTINEL_LOGPROB)
+        used = good if used is None else used & good
+        rollout, trained = (np.where(good, side, 0) for side in (rollout, trained))
+    delta = np.subtract(trained, rollout, dtype=np.float64)
+    np.clip(delta, -MOST_DELTA, MOST_DELTA, out=delta)
+    begin, lengths = bounds[:-1], np.diff(bounds)
+    if used is not None:
+        delta *= used
+        sums[0] = np.add.reduceat(used.view(np.int8), begin, dtype=np.int64)
+    else:
+        sums[0] = lengths
+    # tokens left out have a ratio of 1 and a difference of 0 here
+    left_out = lengths - sums[0]
+    sums[1] = np.add.reduceat(delta, begin)
+    is_equal = delta == 0
+    sums[6] = np.add.reduceat(is_equal.view(np.int8), begin, dtype=np.int64) - left_out
+    if rollout.max() == 0:
+        is_equal &= rollout == 0
+        if used is not None:
+            is_equal &= used
+        sums[7] = np.add.reduceat(is_equal.view(np.int8), begin, dtype=np.int64)
+    ratio = np.exp(delta)
+    np.abs(delta, out=delta)
+    sums[2] = np.add.reduceat(delta, begin)
+    sums[8] = np.maximum.reduceat(delta, begin)
+    sums[3] = np.add.reduceat(ratio, begin) - left_out
+    np.multiply(ratio, ratio, out=delta)
+    sums[4] = np.add.reduceat(delta, begin) - left_out
+    ratio -= 1
+    is_outside = np.abs(ratio, out=ratio) > epsilon
+    sums[5] = np.add.reduceat(is_outside.view(np.int8), begin, dtype=np.int64)
+
+
+def _sampled(
+    old: np.ndarray[Any, Any],
+    new: np.ndarray[Any, Any],
+    is_used: Bools | None,
+    lengths: Int64s,
+    first: Int64s,
+    stretches: _Stretches,
+) -> tuple[Int64s, Int64s, np.ndarray[Any, np.dtype[np.float32]], Floats]:
+    """Samples and their number and stride by stretch, and the sums of pairs by row: see `Differences`."""
+    stride = np.maximum(-(-lengths // SAMPLED), 1)
+    counts = -(-lengths // stride)
+    owner = np.repeat(np.arange(len(lengths)), counts)
+    place = first[owner] + (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * stride[owner]
+
+    def good(positions: Int64s) -> Bools:
+        found = np.ones(len(positions), dtype=np.bool_) if is_used is None else is_used[positions]
+        for side in (old, new):
+            found = found & np.isfinite(side[positions]) & (side[positions] > SENTINEL_LOGPROB)
+        return found
+
+    is_good = good(place)
+    owner, place = owner[is_good], place[is_good]
+    delta = new[place].astype(np.float64) - old[place]
+    stretch = np.searchsorted(stretches.begin, place, side="right") - 1
+    sampled = np.bincount(stretch, minlength=len(stretches.row))
+    samples = np.minimum(np.abs(delta), MOST_DELTA).astype(np.float32)
+    behind = place + 1
+    is_pair = behind < (first + lengths)[owner]
+    is_pair[is_pair] = good(behind[is_pair])
+    owner, place, behind = owner[is_pair], place[is_pair], behind[is_pair]
+    pairs = np.zeros((len(PAIR_SUMS), len(lengths)))
+    x, y, x2, y2 = (side[where].astype(np.float64) for where in (place, behind) for side in (old, new))
+    terms = (np.ones(len(x)), x, y, x * x, y * y, x * y, x2, y2, x2 * x2, y2 * y2, x2 * y, x * y2)
+    for sums, term in zip(pairs, terms, strict=True):
+        sums[:] = np.bincount(owner, term, minlength=len(lengths))
+    return sampled, stride[stretches.row], samples, pairs
