@@ -39,6 +39,7 @@ class LogShape:
         steps: train steps.
         masked_share: share of the responses that record a mask.
         ids: also write token ids, which hardly compress.
+        logprobs: also write the log-probabilities of engine and trainer, which hardly compress either.
         seed: what everything random comes from.
     """
 
@@ -47,6 +48,7 @@ class LogShape:
     steps: int = 400
     masked_share: float = 1.0
     ids: bool = False
+    logprobs: bool = False
     seed: int = 1
 
 
@@ -178,6 +180,8 @@ def _schema(shape: LogShape) -> pa.Schema:
     }
     if shape.ids:
         fields["response_ids"] = pa.list_(pa.int32())
+    if shape.logprobs:
+        fields |= dict.fromkeys(("logprobs", "train_logprobs"), pa.list_(pa.float32()))
     return pa.schema(list(fields.items()))
 
 
@@ -187,6 +191,13 @@ def _batch(shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng:
     is_put = rows["event"] == EVENTS.index("put")
     has_mask = is_put & (rng.random(len(is_put)) < shape.masked_share)
     columns: dict[str, pa.Array] = {}
+    if shape.logprobs:
+        versions = _versions(rows, lengths, position)
+        rollout = -rng.exponential(0.6, len(position)) * np.where(rng.random(len(position)) < 0.4, 0.02, 1)
+        spread = 0.015 + 0.03 * np.maximum(np.repeat(rows["model_step"], lengths) - versions, 0)
+        trained = np.minimum(rollout + spread * np.minimum(-4 * rollout, 1) * rng.normal(size=len(position)), -1e-6)
+        for name, values in (("logprobs", rollout), ("train_logprobs", trained)):
+            columns[name] = _lists(values.astype(np.float32), lengths, is_put)
     for field in schema:
         if field.name == "event":
             columns[field.name] = _text(rows["event"], EVENTS)
@@ -201,12 +212,14 @@ def _batch(shape: LogShape, rows: dict[str, np.ndarray], schema: pa.Schema, rng:
             columns[field.name] = _lists(masks, lengths * has_mask, has_mask)
         elif field.name == "response_ids":
             columns[field.name] = _lists(_ids(rows, lengths, position), lengths, is_put)
+        elif field.name in columns:
+            continue
         elif field.name == "reward":
             columns[field.name] = pa.array(rows["reward"], mask=np.isnan(rows["reward"]))
         else:
             absent = rows[field.name] < 0
             columns[field.name] = pa.array(rows[field.name], mask=absent).cast(field.type)
-    return pa.record_batch(columns, schema=schema)
+    return pa.record_batch([columns[field.name] for field in schema], schema=schema)
 
 
 def _text(codes: np.ndarray, names: tuple[str, ...]) -> pa.Array:
@@ -258,10 +271,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--masked-share", type=float, default=1.0)
     parser.add_argument("--ids", action="store_true", help="write token ids too")
+    parser.add_argument("--logprobs", action="store_true", help="write log-probabilities of engine and trainer too")
     parser.add_argument("--one-row-group", action="store_true")
     given = parser.parse_args()
     responses = given.responses or max(GROUP_SIZE, int(given.tokens / given.mean_tokens / 1.125))
-    shape = LogShape(responses, given.mean_tokens, given.steps, given.masked_share, given.ids)
+    shape = LogShape(responses, given.mean_tokens, given.steps, given.masked_share, given.ids, given.logprobs)
     tokens = write_log(given.path, shape, rows_per_group=None if given.one_row_group else 4096)
     print(f"{given.path}: {tokens} tokens, {given.path.stat().st_size} bytes")
 
