@@ -166,6 +166,32 @@ def test_the_cut_off_last_line_of_a_killed_run_is_left_out(tmp_path: Path):
     assert any("group 2 of default in train step 1 (1 of 2 responses)" in limit for limit in log.imports.limits)
 
 
+@pytest.mark.parametrize("odd", [None, "x", [1], torch.zeros(2)])
+def test_an_odd_group_of_a_buffer_leaves_out_itself_alone(odd: object, tmp_path: Path):
+    groups: list[object] = [nemo_group(1, 1, 3, name, [0, 1, 1]) for name in "abc"]
+    groups[1] = odd
+    (tmp_path / "single").mkdir()
+    torch.save({"groups": groups}, tmp_path / "single" / "replay_buffer.pt")
+    columns = {"trajectory_versions": [1] * 3, "target_weight_versions": [2] * 3}
+    batch = {"token_loss_mask": torch.tensor([[0, 1]]), "input_lengths": torch.tensor([2])}
+    (tmp_path / "classic").mkdir()
+    torch.save({"trajectories": [batch, odd, batch]} | columns, tmp_path / "classic" / "replay_buffer.pt")
+    for kind in ("single", "classic"):
+        log = imported("nemo-rl", tmp_path / kind)
+        assert len(log.column("group_id")) == 2
+        (left_out,) = [limit for limit in log.imports.limits if limit.startswith("left out: 1 record")]
+        assert "replay_buffer.pt, group 1)" in left_out
+
+
+def test_an_odd_step_is_left_out_and_ends_no_batch(tmp_path: Path):
+    rows = [{"input": index // 4, "output": "a", "score": 1, "step": 1} for index in range(12)]
+    rows[5]["step"] = 2**40
+    log = imported("verl", jsonl(tmp_path / "1.jsonl", *rows))
+    assert list(Counter(log.column("group_id")).values()) == [4, 3, 4]
+    assert [limit for limit in log.imports.limits if limit.startswith("left out: 1 record that can't be read")]
+    assert not [limit for limit in log.imports.limits if "written more than once" in limit]
+
+
 def test_versions_before_the_initial_weights_are_told_apart_from_other_odd_values(tmp_path: Path, run_cli):
     versions = [3, 1, 2, 4, "x", 5]
     jsonl(tmp_path / "mine.jsonl", *[ROW | {"group_id": version, "model_step": version} for version in versions])

@@ -18,6 +18,8 @@ MAX_GROUP_TOKENS = 2**27
 MAX_STEP_TOKENS = 2**29
 MAX_STEP_RESPONSES = 2**20
 """Tokens and responses of a step that is held until its last one; no trainer has such steps, a crafted file has."""
+_STEPS = 2**31
+"""Train steps that a log has room for."""
 
 
 class GroupKey(NamedTuple):
@@ -100,9 +102,20 @@ def _responses(
     for data, where in records:
         response = None
         with context.noting(where):
-            response = response_of(data)
+            response = _with_step(response_of(data))
         if response is not None:
             yield response, where
+
+
+def _with_step(response: TrainedResponse | None) -> TrainedResponse | None:
+    """A response as it is: one odd step among others must not look like the end of their batch.
+
+    Raises:
+        FieldFault: its step is none that a log can hold.
+    """
+    if response is not None and response.train_step >= _STEPS:
+        raise FieldFault(f"train_step is {response.train_step}", f"train steps are below {_STEPS}")
+    return response
 
 
 def trained_responses(

@@ -46,10 +46,10 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
 def _read_buffer(path: Path, number: int, context: Context) -> Iterator[Imported]:
     with dumps.opened(path, context) as dump:
         with dump.all_or_nothing():
-            groups = list(_groups(fields_of(dump.value, "the dump"), number))
-            unstamped = _unstamped_step(groups, context)
+            groups = dict(_groups(fields_of(dump.value, "the dump"), number, path, context))
+            unstamped = _unstamped_step([*groups.values()], context)
         steps: dict[int, int] = {}
-        for index, group in enumerate(groups):
+        for index, group in groups.items():
             with context.noting(f"{path}, group {index}"):
                 is_stamped = plain(group["target"]) is not None
                 steps[index] = integer_of(group, "target") + 1 if is_stamped else unstamped
@@ -70,25 +70,28 @@ def _content(put: ImportedPut) -> bytes:
     return digest.digest()
 
 
-def _groups(dump: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """What is known of each group: batch, name, group_id, start, end and target, whatever the buffer's kind.
+def _groups(dump: dict[str, Any], number: int, path: Path, context: Context) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each group's place, and batch, name, group_id, start, end and target of it, whatever the buffer's kind.
 
-    Groups of a classic buffer have no name: they are numbered, in each of several files anew.
+    Groups of a classic buffer have no name: they are numbered, in each of several files anew. One that can't be read is
+    noted and left out.
     """
     if "groups" in dump:
-        for value in items_of(dump["groups"], "groups"):
-            group = fields_of(value, "a group")
-            named = {ours: group.get(theirs) for ours, theirs in _NAMES.items()}
-            name = plain(group.get("group_id"))
-            yield named | {"group_id": name, "name": name}
+        for index, value in enumerate(items_of(dump["groups"], "groups")):
+            with context.noting(f"{path}, group {index}"):
+                group = fields_of(value, "a group")
+                named = {ours: group.get(theirs) for ours, theirs in _NAMES.items()}
+                name = plain(group.get("group_id"))
+                yield index, named | {"group_id": name, "name": name}
         return
     columns = [items_of(dump.get(name), name) for name in _COLUMNS]
     if len({len(column) for column in columns}) != 1:
         raise FieldFault("trajectories, their versions and their targets differ in number")
     for index, (trajectory, start, target) in enumerate(zip(*columns, strict=True)):
-        fields = fields_of(trajectory, "a trajectory")
-        known = {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "name": None}
-        yield known | {"group_id": number * dumps.MAX_ITEMS + index}
+        with context.noting(f"{path}, group {index}"):
+            fields = fields_of(trajectory, "a trajectory")
+            known = {"batch": fields.get("batch", fields), "start": start, "end": None, "target": target, "name": None}
+            yield index, known | {"group_id": number * dumps.MAX_ITEMS + index}
 
 
 def _unstamped_step(groups: list[dict[str, Any]], context: Context) -> int:
