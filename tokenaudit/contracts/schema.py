@@ -172,7 +172,7 @@ COLUMNS: tuple[Column, ...] = (
         "response_model_steps",
         ColumnType.INTEGER_LIST,
         _PUT,
-        "version of each token; a shorter list is a prefix and `model_step` made the rest",
+        "version of each token, also as text; a shorter list is a prefix and `model_step` made the rest",
     ),
     Column(
         "model_step_end",

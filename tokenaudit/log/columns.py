@@ -184,6 +184,28 @@ def text_at(array: pa.Array, row: int) -> str:
     return repr(value if len(value) <= 40 else f"{value[:40]}…")
 
 
+def is_text_list(arrow_type: pa.DataType) -> bool:
+    """Whether a type is a list of texts, as which some recorders write versions."""
+    if not any(is_list(arrow_type) for is_list in _LISTS):
+        return False
+    element = arrow_type.value_type
+    return _is_text(element.value_type if pat.is_dictionary(element) else element)
+
+
+def number_lists(array: pa.Array) -> pa.Array:
+    """Lists of texts as lists of whole numbers. Raises a `pyarrow.ArrowInvalid` where a text is none.
+
+    Texts of a dictionary are read once: a cast would first repeat a long one for every token that has it.
+    """
+    texts = array.values
+    is_dictionary = pat.is_dictionary(texts.type)
+    numbers = texts.dictionary.cast(pa.int64()).take(texts.indices) if is_dictionary else texts.cast(pa.int64())
+    kind = pa.LargeListArray if pat.is_large_list(array.type) else pa.ListArray
+    # Offsets of a slice can't stand beside a mask.
+    offsets = pa.array(array.offsets.to_numpy())
+    return kind.from_arrays(offsets, numbers, mask=array.is_null() if array.null_count else None)
+
+
 def plain_lists(array: pa.Array) -> pa.Array:
     """Lists of a fixed size and list views as lists; other arrays as they are."""
     kind = array.type

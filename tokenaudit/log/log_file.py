@@ -26,7 +26,7 @@ from tokenaudit.contracts.schema import (
     Column,
     ColumnType,
 )
-from tokenaudit.log.columns import is_accepted
+from tokenaudit.log.columns import is_accepted, is_text_list, number_lists, plain_lists
 from tokenaudit.log.footer import ChunkSize, chunk_sizes
 from tokenaudit.log.ranks import RANK_METADATA, FileRank
 from tokenaudit.log.text_columns import MAX_TEXT_BYTES, NAMES_ARE_SHORT
@@ -42,6 +42,12 @@ MAX_ROW_ELEMENTS = 2**24
 
 COPY_AGAIN = "copy or write the file again; a file still being written has no footer yet"
 """What to do about a damaged file."""
+
+VERSIONS = "response_model_steps"
+"""The column whose whole numbers may also be written as texts."""
+_LOOKED_AT_ROWS = 64
+_LOOKED_AT_ELEMENTS = 2**23
+"""Elements of a row group up to which it is looked into before it is read."""
 
 _METADATA = (
     META_SCHEMA_VERSION, META_CONFIG, META_SOURCE, META_TRUNCATED, META_LIMITS, META_DROPPED, META_REJECTED,
@@ -104,10 +110,11 @@ def open_file(
             raw = footer.metadata or {}
             metadata = {name: raw[name.encode()].decode() for name in _METADATA if name.encode() in raw}
             before = len(problems)
-            problems.extend(_schema_problems(path, schema, known, metadata))
             chunks = chunk_sizes(path)
             if len(chunks) != footer.num_row_groups:
                 raise ValueError("the footer is damaged")
+            told = VERSIONS in known and _tells_numbers(path, schema, footer, chunks)
+            problems.extend(_schema_problems(path, schema, known, metadata, (VERSIONS,) if told else ()))
             batch_rows = _batch_rows(path, footer, chunks, problems)
     except (pa.ArrowException, OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
@@ -148,9 +155,34 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def text_elements(footer: pq.FileMetaData) -> list[str]:
+    """Path of the versions in a file, where they are texts: as a dictionary, a long text isn't there many times."""
+    columns = (footer.schema.column(index) for index in range(footer.num_columns))
+    return [one.path for one in columns if one.path.startswith(f"{VERSIONS}.") and one.physical_type == "BYTE_ARRAY"]
+
+
+def _tells_numbers(
+    path: Path, schema: pa.Schema, footer: pq.FileMetaData, chunks: Sequence[dict[str, ChunkSize]]
+) -> bool:
+    """Whether versions are texts that are whole numbers, as far as the first rows show."""
+    if schema.get_all_field_indices(VERSIONS) == [] or not is_text_list(schema.field(VERSIONS).type):
+        return False
+    if any(VERSIONS in sizes and sizes[VERSIONS].values > _LOOKED_AT_ELEMENTS for sizes in chunks[:1]):
+        return True
+    with pq.ParquetFile(path, pre_buffer=False, read_dictionary=text_elements(footer)) as parquet:
+        for batch in parquet.iter_batches(_LOOKED_AT_ROWS, row_groups=[0] if chunks else [], columns=[VERSIONS]):
+            try:
+                number_lists(plain_lists(batch.column(0)))
+            except pa.ArrowInvalid:
+                return False
+            break
+    return True
+
+
 def _schema_problems(
-    path: Path, schema: pa.Schema, known: Mapping[str, Column], metadata: dict[str, str]
+    path: Path, schema: pa.Schema, known: Mapping[str, Column], metadata: dict[str, str], told: Sequence[str]
 ) -> Iterator[Problem]:
+    """What is wrong with types; the columns in `told` hold numbers all the same."""
     version = metadata.get(META_SCHEMA_VERSION)
     if version is not None and version.strip() != str(SCHEMA_VERSION):
         hint = f"this release reads version {SCHEMA_VERSION}; update tokenaudit or write the log again"
@@ -159,7 +191,7 @@ def _schema_problems(
         indices = schema.get_all_field_indices(name)
         if len(indices) > 1:
             yield Problem(f"column {name!r} is there {len(indices)} times", str(path), "keep one of them")
-        elif indices and not is_accepted(column.type, schema.field(name).type):
+        elif indices and name not in told and not is_accepted(column.type, schema.field(name).type):
             what = f"column {name!r} has the type {schema.field(name).type}"
             hint = f"accepted: {column.type.value}"
             # what a workload lacks is not made by an import

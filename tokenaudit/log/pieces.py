@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,16 @@ import pyarrow.parquet as pq
 
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.log.columns import Int64s, check_dictionary, integers, nulls, plain_lists, text_codes
+from tokenaudit.log.columns import (
+    Int64s,
+    check_dictionary,
+    integers,
+    is_text_list,
+    nulls,
+    number_lists,
+    plain_lists,
+    text_codes,
+)
 from tokenaudit.log.log_file import (
     COPY_AGAIN,
     LIST_COLUMNS,
@@ -21,8 +31,10 @@ from tokenaudit.log.log_file import (
     MAX_ROW_ELEMENTS,
     TARGET_BATCH_ELEMENTS,
     TEXT_COLUMNS,
+    VERSIONS,
     LogFile,
     first_line,
+    text_elements,
 )
 from tokenaudit.log.prefetch import Prefetch
 from tokenaudit.log.text_columns import dictionary_batches, rows_at_once
@@ -170,6 +182,8 @@ def piece_batches(
                 if name in TEXT_COLUMNS:
                     check_dictionary(array)
                 arrays[name] = plain_lists(array)
+                if name == VERSIONS and is_text_list(array.type):
+                    arrays[name] = _numbers(arrays[name], f"{file.path}, behind row {first_row}")
             yield LogBatch(RowPlaces((file.path,), first_row), piece.rows_before + first_row, arrays, read)
             first_row += read
         if first_row != piece.first_row + piece.rows:
@@ -181,6 +195,14 @@ def piece_batches(
         if what.startswith(_NOT_DECODABLE):
             raise LogError(Problem(f"pyarrow can't decode a column: {what}", where, _ENCODE_OTHERWISE)) from error
         raise LogError(Problem(f"{DAMAGED}: {what}", where, COPY_AGAIN)) from error
+
+
+def _numbers(array: pa.Array, where: str) -> pa.Array:
+    try:
+        return number_lists(array)
+    except pa.ArrowInvalid as error:
+        what = f"column {VERSIONS!r} holds a text that is no whole number: {first_line(error)}"
+        raise LogError(Problem(what, where, "record the number of train steps in the weights, not a label")) from error
 
 
 def _laned_batches(
@@ -222,16 +244,22 @@ def _record_batches(piece: Piece, columns: list[str], batch_rows: int, share: in
     """
     are_delta = any(map(piece.is_delta_text, columns))
     size = rows_at_once(piece.most_bytes(columns), batch_rows) if are_delta else batch_rows
+    texts_in_lists = text_elements(piece.file.metadata) if VERSIONS in columns else []
     options = {
         "metadata": piece.file.metadata,
         "pre_buffer": False,
         "buffer_size": max(_BUFFER_BYTES // share, _LEAST_BUFFER_BYTES),
         # A long name that every row repeats would otherwise be there once for each of them.
-        "read_dictionary": [name for name in TEXT_COLUMNS if name in columns and not are_delta],
+        "read_dictionary": [
+            *(name for name in TEXT_COLUMNS if name in columns and not are_delta),
+            *texts_in_lists,
+        ],
     }
     with pq.ParquetFile(piece.file.path, **options) as parquet:
-        read = parquet.iter_batches(
-            batch_size=size, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+        # pyarrow can't join lists whose dictionaries differ, as those of two row groups do.
+        parts = [[group] for group in piece.row_groups] if texts_in_lists else [list(piece.row_groups)]
+        read = chain.from_iterable(
+            parquet.iter_batches(batch_size=size, row_groups=part, columns=columns, use_threads=False) for part in parts
         )
         yield from dictionary_batches(read, batch_rows, piece.place) if are_delta else read
 
