@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,6 +107,15 @@ class PutRuns:
         counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
         trainable = np.where(counts, self.digest.runs.trainable[run], 0)
         return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
+
+    def mean_version(self, rows: Int64s) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The mean version of the tokens of put rows; NaN where none has a version, or the row was left out."""
+        owner, run = self.runs_of(rows)
+        version, tokens = self.digest.runs.model_step[run], self.digest.runs.tokens[run]
+        tokens = np.where(version == MISSING_VERSION, 0, tokens)
+        sums = np.bincount(owner, version * tokens.astype(np.float64), minlength=len(rows))
+        count = np.bincount(owner, tokens, minlength=len(rows))
+        return sums / np.where(count > 0, count, np.nan)
 
     def begins_with(self, rows: Int64s, earlier: Int64s) -> Bools:
         """Whether the versions of each put row begin with those of an earlier one; True where one was left out."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tokenaudit.audit.case import Case
+from tokenaudit.audit.epochs import begun_anew
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
@@ -218,8 +219,8 @@ def _rollout_in_two_groups(case: Case, findings: Findings) -> None:
 
 
 @rule("G010", "group-members-changed", Severity.WARNING,
-      "A group was put again with other rollouts than before.",
-      "Put all members of a group every time, finished ones too, under the ids they had.")  # fmt: skip
+      "A group was put again with other rollouts than before; one finding where ids are those of prompts, over epochs.",
+      "Put all members of a group every time, finished ones too, under their ids; number epochs too.")  # fmt: skip
 def _group_members_changed(case: Case, findings: Findings) -> None:
     table = case.table
     rows = np.flatnonzero(table.is_put)
@@ -234,7 +235,9 @@ def _group_members_changed(case: Case, findings: Findings) -> None:
     before, now = order[:-1], order[1:]
     same_group = (task[before] == task[now]) & (group_id[before] == group_id[now])
     findings.add_checked(int(same_group.sum()), "groups put again")
-    changed = np.flatnonzero(same_group & (members[before] != members[now]))
+    anew = begun_anew(table)
+    findings.add_extent(anew, _epochs_text(table), cause="epochs")
+    changed = np.flatnonzero(same_group & (members[before] != members[now]) & ~anew[rows[starts[now]]])
     ends = np.append(starts[1:], len(rows))
     for index in changed[np.argsort(now[changed])].tolist():
         earlier, later = (
@@ -246,6 +249,20 @@ def _group_members_changed(case: Case, findings: Findings) -> None:
             if ids
         ]
         findings.add(table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
+
+
+def _epochs_text(table: LogTable) -> Callable[[Int64s], str]:
+    """What a finding about groups of another epoch says of the rows of a task."""
+
+    def message(rows: Int64s) -> str:
+        puts = np.unique(table.put_event[rows], return_index=True)[1]
+        groups, again = np.unique(table["group_id"][rows[puts]], return_counts=True)
+        return (
+            f"{plural(len(groups), 'group')} that had been finished come again with other rollouts, up to "
+            f"{plural(int(again.max()), 'time')}: group ids seem to be those of prompts, over several epochs"
+        )
+
+    return message
 
 
 def _mixed(ids: Int64s) -> np.ndarray[Any, np.dtype[np.uint64]]:

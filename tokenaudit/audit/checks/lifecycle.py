@@ -7,6 +7,7 @@ from bisect import bisect
 import numpy as np
 
 from tokenaudit.audit.case import Case
+from tokenaudit.audit.epochs import begun_anew
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import NEVER
 from tokenaudit.audit.rule import Fact, Severity, rule
@@ -35,8 +36,13 @@ _PUT, _SAMPLE, _SYNC = (KIND_CODE[kind] for kind in (EventKind.PUT, EventKind.SA
 def _id_reused(case: Case, findings: Findings) -> None:
     replayed = case.replayed
     findings.add_checked(len(replayed.digest.events.kind), "events")
+    # Prompts of another epoch are for G010, which says so once.
+    table, anew = case.table, begun_anew(case.table)
+    of_epochs = {*zip(table["task"][anew].tolist(), table["group_id"][anew].tolist(), strict=True)}
     for again in replayed.put_again:
         row = int(replayed.put_rows(again.log_event)[0])
+        if (int(table["task"][row]), again.group_id) in of_epochs:
+            continue
         if again.held is Status.COMPLETED:
             findings.add(case.table.group_subject(row), "put again while it waits as completed")
         elif again.taken_at != NEVER:

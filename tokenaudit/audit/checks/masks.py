@@ -64,13 +64,25 @@ def fully_masked(case: Case) -> Bools:
     return table.known & (table["tokens"] > 0) & (table["mask_len"] == table["tokens"]) & (table["mask_ones"] == 0)
 
 
+def masked_for_length(case: Case) -> Bools:
+    """Completed put rows that are fully masked because they were cut at their length: where all of them say so."""
+    done = (case.table["status"] == _COMPLETED) & fully_masked(case)
+    return done & bool(says_length(case.table)[done].all())
+
+
 @rule("M004", "fully-masked-row", Severity.WARNING,
-      "No token of a completed response is trainable, yet it fills a place.",
+      "No token of a completed response is trainable, yet it fills a place. "
+      "One line of information where all such responses were cut at their length: that is meant.",
       "Find what set the whole mask to 0; drop the response if that is meant.",
       "response_mask|response_version_runs")  # fmt: skip
 def _fully_masked_row(case: Case, findings: Findings) -> None:
     table = case.table
     done = table["status"] == _COMPLETED
+    findings.add_checked(int((table.known & done).sum()))
+    for_length = masked_for_length(case)
+    if for_length.any():
+        findings.add_extent(for_length, "responses cut at their length are fully masked, no others", Severity.INFO)
+        return
 
     def message(row: int) -> str:
         reason = table.reasons[int(table["finish_reason"][row])]
@@ -78,7 +90,6 @@ def _fully_masked_row(case: Case, findings: Findings) -> None:
         return f"none of {plural(int(table['tokens'][row]), 'token')} is trainable{ended}"
 
     findings.add_rows(table.subject, done & fully_masked(case), message)
-    findings.add_checked(int((table.known & done).sum()))
 
 
 @rule("M005", "padding-trained", Severity.ERROR,

@@ -8,6 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from tokenaudit.audit.case import Case
+from tokenaudit.audit.checks.masks import masked_for_length
 from tokenaudit.audit.checks.stuck_versions import filled_in
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.puts import PutRun
@@ -92,7 +93,8 @@ def _mask_retracted(case: Case, findings: Findings) -> None:
     lost[rows] = np.maximum(fresh - now, 0)
     put = table.put_number[np.maximum(table.previous, 0)]
     findings.add_rows(
-        table.subject, lost > 0,
+        # Masks of what was cut at its length are meant; M004 says so once.
+        table.subject, (lost > 0) & ~masked_for_length(case),
         lambda row: f"{plural(int(lost[row]), 'fresh token')} trainable at put {put[row]} and masked now",
     )  # fmt: skip
 

@@ -8,7 +8,8 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.version_steps import oldest_versions
+from tokenaudit.audit.taken import trained_at
+from tokenaudit.audit.version_steps import newest_versions, oldest_versions
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.events import Where
 from tokenaudit.lifecycle.staleness import (
@@ -21,9 +22,14 @@ from tokenaudit.lifecycle.staleness import (
     staleness,
 )
 from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import STATUS_CODE
 from tokenaudit.log.row_checks import ABSENT
 
+_LEAST_MISMATCHES = 5
+"""Wrong values that must agree on another definition."""
+_DEFINITION_SHARE = 0.99
+"""Share of wrong values that another definition must give."""
 _EXPIRED = STATUS_CODE[Status.EXPIRED]
 
 
@@ -119,7 +125,7 @@ def _expired_retained(case: Case, findings: Findings) -> None:
 
 
 @rule("L007", "recorded-staleness-mismatch", Severity.ERROR,
-      "The recorded seq_staleness isn't that of the oldest token.",
+      "The recorded seq_staleness isn't that of the oldest token; where it is another number, the finding says which.",
       "seq_staleness = train_step - oldest version - 1, and 0 without tokens.",
       "seq_staleness")  # fmt: skip
 def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
@@ -130,11 +136,53 @@ def _recorded_staleness_mismatch(case: Case, findings: Findings) -> None:
     has_version = oldest != ABSENT
     expected = np.where(has_version, staleness(np.where(has_version, oldest, 0), table["train_step"]), 0)
     checked &= has_version | (table["tokens"] == 0)
-    findings.add_rows(
-        table.subject, checked & (recorded != expected),
-        lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}",
-    )  # fmt: skip
     findings.add_checked(int(checked.sum()))
+    wrong = checked & (recorded != expected)
+    definition = _definition(case, np.flatnonzero(wrong), expected)
+    if definition is None:
+        findings.add_rows(
+            table.subject, wrong, lambda row: f"recorded {recorded[row]}, recomputed {expected[row]}"
+        )  # fmt: skip
+        return
+
+    def message(rows: Int64s) -> str:
+        first = f"the first, rollout {table['rollout_id'][rows[0]]}: recorded {recorded[rows[0]]}"
+        return f"seq_staleness is {definition}, not that of the oldest token; {first}, recomputed {expected[rows[0]]}"
+
+    findings.add_extent(wrong, message)
+
+
+def _definition(case: Case, rows: Int64s, expected: Int64s) -> str | None:
+    """Which other number the recorded staleness of put rows is in 99 % of them; None for none, or of few rows.
+
+    Args:
+        case: the log.
+        rows: rows whose recorded staleness isn't the expected one.
+        expected: that of the oldest token, for all rows of the log.
+    """
+    table = case.table
+    if len(rows) < _LEAST_MISMATCHES:
+        return None
+    recorded, step = table["seq_staleness"][rows], table["train_step"][rows]
+    interval = case.recorded_interval or 1
+    if case.config is not None:
+        interval = max(interval, case.config.timeline.sync_weights_interval)
+    others = {
+        "that of the newest token": recorded == staleness(newest_versions(table)[rows], step),
+        "that of the version at the start of the round": recorded == staleness(table["start_model_step"][rows], step),
+        "that of the version of the put": recorded == staleness(table["model_step"][rows], step),
+        "counted in syncs, not in steps": recorded == expected[rows] // interval,
+        "counted in syncs begun, not in steps": recorded == -(-expected[rows] // interval),
+        "the train step less the oldest version, without the - 1": recorded == expected[rows] + 1,
+        "that at the take": recorded
+        == staleness(oldest_versions(table)[rows], trained_at(table, case.run, case.takes)[rows]),
+    }
+    if case.puts is not None:
+        # Rounded down, up, or to the nearest.
+        others["that of the mean version"] = np.abs(recorded - staleness(case.puts.mean_version(rows), step)) < 1
+    fits = {name: float(where.mean()) for name, where in others.items()}
+    best = max(fits, key=lambda name: fits[name])
+    return best if fits[best] >= _DEFINITION_SHARE else None
 
 
 @rule("L010", "agentic-exempt-stale", Severity.WARNING,
