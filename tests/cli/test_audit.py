@@ -41,7 +41,7 @@ def test_the_sample_passes(run_cli):
     assert "tokenaudit explain LOG" in ran.out
     assert re.search(r"not run: \d+ rules for want of columns, events or settings; -v lists them", ran.out)
     every = run_cli("audit", SAMPLE, "-v").out
-    assert "not run: S015 S016 S017 S021: needs logprobs or train_logprobs" in every
+    assert "not run: S015 S016 S017 S021 P006: needs logprobs or train_logprobs" in every
     assert re.search(r"not run: G001 G006 .*L002 .*T005.*: needs take rows with rollout_id", every)
     assert re.search(r"^M001 mask-length-mismatch +error +rows +3,087 +0$", every, re.MULTILINE)
 

@@ -286,11 +286,10 @@ def _ratio_off(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
     (overall,), (is_sure,) = _deviation(rows, np.zeros_like(block))
     for sign in (-1, 1):
         blocks = np.flatnonzero(is_off & (np.sign(off) == sign))
-        where = np.isin(block, blocks) & (rows.fresh > 0)
+        where = np.isin(block, blocks)
         if sign * overall > RATIO_OFF and is_sure:
             # between the first and the last block that are off for sure
-            within = (block >= blocks[0]) & (block <= blocks[-1]) if len(blocks) else True
-            where = (rows.fresh > 0) & within
+            where = (block >= blocks[0]) & (block <= blocks[-1]) if len(blocks) else np.ones_like(where)
         elif rows.fresh[where].sum() < LEAST_TOKENS:
             continue
         own = rows.only(where)

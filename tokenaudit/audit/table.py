@@ -203,7 +203,8 @@ def _joined(parts: Sequence[Scanned]) -> Arrays:
     """The columns of all parts below each other; what a part lacks is null there."""
     joined: Arrays = {}
     for name in dict.fromkeys(name for part in parts for name in part.arrays):
-        fill = _missing(name)
+        is_flag = any(part.arrays[name].dtype == np.bool_ for part in parts if name in part.arrays)
+        fill = False if is_flag else _missing(name)
         pieces = [part.arrays[name] if name in part.arrays else np.full(part.rows, fill) for part in parts]
         joined[name] = np.concatenate(pieces)
     return joined

@@ -91,9 +91,10 @@ _PLACE_CAUSES = {
       "|".join(BOTH))  # fmt: skip
 def _logprob_zero_by_place(case: Case, findings: Findings) -> None:
     table = case.table
-    done = table.known & (table["status"] == _COMPLETED) & (table["tokens"] > 0)
+    done = table.known & (table["status"] == _COMPLETED) & (table["tokens"] > 1)
     findings.add_checked(int(done.sum()))
-    counted = table.known & (table["tokens"] > 0)
+    # those of one token are P007's
+    counted = table.known & (table["tokens"] > 1)
     for fault in case.engine.faults if case.engine else ():
         if fault.kind is Fault.SHIFTED:
             counted[fault.rows] = False

@@ -1,0 +1,200 @@
+"""Faults between engine and trainer in the log of a modelled run: the rows they name, and the one reason."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.audit.audit_cases import audited
+from tests.audit.model import Run, changed, log_of
+from tests.builders import Row
+from tokenaudit.audit.findings import Finding
+from tokenaudit.audit.rule import Severity
+
+RUN = Run(steps=24, batch=8, group_size=8, round_tokens=25, mean_tokens=40)
+LOG = log_of(RUN)
+TOOLS = log_of(Run(steps=24, batch=8, group_size=8, round_tokens=25, mean_tokens=40, tools=True))
+Change = Callable[[Row], Row | None]
+
+
+def found(path: Path, rows: list[Row], config: tuple[str, ...] = RUN.config) -> list[Finding]:
+    """What the rules of probabilities find."""
+    report = audited(path, rows, config)
+    return [finding for finding in report.findings if finding.code[0] in "PS" and finding.severity is not Severity.INFO]
+
+
+def stale(version: int) -> Change:
+    """As if the weights after `version` were never sent."""
+    rng = random.Random(5)
+
+    def values(row: Row) -> Row:
+        trained: list[float] = []
+        for logprob, made in zip(row["logprobs"], row["response_model_steps"], strict=True):
+            spread = 0.015 + 0.06 * (row["train_step"] - 1 - min(made, version))
+            drift = rng.gauss(-spread * spread / 2, spread) if logprob < -0.25 else logprob * rng.gauss(0, 0.1)
+            trained.append(min(logprob + drift, -1e-6))
+        return {"train_logprobs": trained}
+
+    return values
+
+
+def only(change: Change, where: Callable[[Row], bool]) -> Change:
+    return lambda row: change(row) if where(row) else None
+
+
+def scaled(by: float) -> Change:
+    """As if the engine had shared out the probability of the tokens that it left out."""
+    return lambda row: {"logprobs": [min(logprob - math.log(by), -1e-6) for logprob in row["logprobs"]]}
+
+
+def sure(rows: list[Row], share: float = 0.1) -> list[Row]:
+    """The rows with stretches that both sides are sure of, which begin at a share of the tokens."""
+    rng = random.Random(3)
+
+    def values(row: Row) -> Row:
+        ours, theirs = list(row["logprobs"]), list(row["train_logprobs"])
+        for place in range(len(ours)):
+            if rng.random() < share:
+                ours[place : place + 4] = [0.0] * len(ours[place : place + 4])
+                theirs[place : place + 4] = [rng.choice([0.0, -2e-6]) for _ in theirs[place : place + 4]]
+        return {"logprobs": ours, "train_logprobs": theirs}
+
+    return changed(rows, values)
+
+
+def copied(row: Row) -> Row:
+    return {"train_logprobs": row["logprobs"]}
+
+
+def early(row: Row) -> Row:
+    return {"train_logprobs": [*row["train_logprobs"][1:], -2.0]}
+
+
+def late(row: Row) -> Row:
+    return {"train_logprobs": [-2.0, *row["train_logprobs"][:-1]]}
+
+
+def other_tokens(row: Row) -> Row:
+    rng = random.Random(row["rollout_id"] + row["train_step"])
+    return {"logprobs": [-rng.expovariate(0.3) for _ in row["logprobs"]]}
+
+
+FAULTS: dict[str, tuple[str, Change, int, str]] = {
+    "a copy": ("logprobs-copied", copied, 1, "a copy"),
+    "a copy from step 12 on": ("logprobs-copied", copied, 12, "a copy"),
+    "a token early": ("logprobs-shifted", early, 1, "the token behind"),
+    "a token late, from step 12 on": ("logprobs-shifted", late, 12, "the token before"),
+    "never sent": ("engine-drifts", stale(9), 11, "other weights"),
+    "broken weights": ("engine-drifts", other_tokens, 14, "other weights"),
+    "renormalised": ("engine-ratio-off", scaled(0.9), 1, "renormalised"),
+    "renormalised from step 12 on": ("engine-drifts", scaled(0.9), 12, "renormalised"),
+    "values of other tokens": ("engine-ratio-off", other_tokens, 1, "of other tokens"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_finding_that_names_its_rows_and_its_reason(name: str, tmp_path: Path):
+    rule, change, step, reason = FAULTS[name]
+    rows = changed(LOG, only(change, lambda row: row["train_step"] >= step))
+    (finding,) = found(tmp_path / "log", rows)
+    assert (finding.name, finding.severity) == (rule, Severity.ERROR)
+    assert reason in finding.message
+    assert finding.extent is not None
+    named = {rollout_id for _, rollout_id in finding.extent.members}
+    wrong = {row["rollout_id"] for row in LOG if row["event"] == "put" and row["train_step"] >= step}
+    assert len(named - wrong) <= 0.02 * len(wrong)
+    assert len(wrong - named) <= 0.08 * len(wrong)
+
+
+@pytest.mark.parametrize("change", [stale(9), early])
+def test_rows_of_one_engine_are_named_with_what_they_share(change: Change, tmp_path: Path):
+    rows = changed(LOG, only(change, lambda row: row["rollout_id"] % 4 == 1 and row["train_step"] > 11))
+    (finding,) = found(tmp_path / "log", rows)
+    assert finding.name == "engine-rows-off"
+    assert "rollout_id modulo 4 is 1" in finding.message
+    assert ("shifted by one token" in finding.message) == (change is early)
+    assert finding.extent is not None
+    assert {rollout_id % 4 for _, rollout_id in finding.extent.members} == {1}
+
+
+@pytest.mark.parametrize("rows", [LOG, TOOLS, sure(LOG)], ids=["plain", "tools", "sure"])
+def test_a_healthy_run_has_no_finding(rows: list[Row], tmp_path: Path):
+    assert found(tmp_path / "log", rows) == []
+
+
+def test_a_task_is_judged_by_itself(tmp_path: Path):
+    other = [row | {"task_name": "code"} for row in changed(LOG, early) if row["event"] == "put"]
+    both = [*LOG, *[row | {"event_id": row["event_id"] + len(LOG)} for row in other]]
+    report = audited(tmp_path / "log", both, RUN.config)
+    (finding,) = (finding for finding in report.findings if finding.code[0] == "P")
+    assert (finding.name, finding.subject.task) == ("logprobs-shifted", "code")
+
+
+def test_fewer_than_10000_tokens_are_not_judged(tmp_path: Path):
+    few = log_of(Run(steps=6))
+    assert sum(row["response_len"] for row in few if row["event"] == "put") < 10_000
+    assert found(tmp_path / "log", changed(few, early)) == []
+
+
+def test_batches_and_files_change_no_finding(tmp_path: Path):
+    rows = changed(LOG, only(stale(9), lambda row: row["rollout_id"] % 4 == 1))
+    one = audited(tmp_path / "one", rows, RUN.config)
+    many = audited(tmp_path / "many", rows, RUN.config, files=3, row_group_size=50)
+    said = [[finding.message for finding in report.findings if finding.code[0] == "P"] for report in (one, many)]
+    assert said[0] == said[1] != []
+    assert [entry.data() for entry in one.evidence] == [entry.data() for entry in many.evidence]
+
+
+@pytest.mark.parametrize(("mask", "place"), [("late", "before masked ones"), ("early", "behind masked ones")])
+def test_a_mask_shifted_by_one_has_zeros_at_its_edges(mask: str, place: str, tmp_path: Path):
+    def moved(row: Row) -> Row:
+        flags = row["response_mask"]
+        return {"response_mask": [0, *flags[:-1]] if mask == "late" else [*flags[1:], 1]}
+
+    (finding,) = found(tmp_path / "log", changed(TOOLS, moved))
+    assert (finding.name, finding.severity) == ("logprob-zero-by-place", Severity.WARNING)
+    assert place in finding.message
+
+
+def test_end_tokens_that_were_appended_have_zeros_at_the_last_place(tmp_path: Path):
+    def appended(row: Row) -> Row | None:
+        return {"logprobs": [*row["logprobs"][:-1], 0.0]} if row["finish_reason"] == "stop" else None
+
+    (finding,) = found(tmp_path / "log", changed(LOG, appended))
+    assert (finding.name, finding.severity) == ("logprob-zero-by-place", Severity.WARNING)
+    stopped = [row for row in LOG if row.get("finish_reason") == "stop"]
+    expected = {row["rollout_id"] for row in stopped if row["train_logprobs"][-1] <= -0.001}
+    assert finding.extent is not None
+    assert {rollout_id for _, rollout_id in finding.extent.members} == expected
+
+
+def test_genuine_answers_of_one_token_are_no_stand_ins(tmp_path: Path):
+    answers = {"response_ids": [7], "response_len": 1, "response_model_steps": [0], "prior_len": 0}
+
+    def short(row: Row, **sides: list[float]) -> Row | None:
+        is_chosen = row["status"] == "completed" and row["prior_len"] == 0 and row["rollout_id"] % 5 == 0
+        return answers | {"response_model_steps": row["response_model_steps"][:1], **sides} if is_chosen else None
+
+    sides = {"logprobs": [0.0], "train_logprobs": [-1e-5]}
+    genuine = changed(LOG, lambda row: short(row, **sides))
+    assert [finding for finding in found(tmp_path / "sure", genuine) if finding.code[0] == "P"] == []
+    stand_ins = changed(LOG, lambda row: short(row, logprobs=[0.0], train_logprobs=[-9.0]))
+    names = [finding.name for finding in found(tmp_path / "log", stand_ins) if finding.code[0] == "P"]
+    assert names == ["stand-in-rows"]
+
+
+def test_correlations_are_those_of_numpy():
+    from tokenaudit.audit.engine import _correlations
+
+    rng = np.random.default_rng(1)
+    x, y, x2, y2 = rng.normal(size=(4, 50)) + rng.normal(size=50)
+    sums = np.array([[np.sum(one)] for one in (
+        np.ones(50), x, y, x * x, y * y, x * y, x2, y2, x2 * x2, y2 * y2, x2 * y, x * y2,
+    )])  # fmt: skip
+    expected = [np.corrcoef(*pair)[0, 1] for pair in ((x, y), (x2, y), (x, y2))]
+    assert [float(one[0]) for one in _correlations(sums)] == pytest.approx(expected)
