@@ -38,7 +38,8 @@ from tokenaudit.replay.session import no_collections, settings_for
 CLIP_EPSILON = 0.2
 """Half the width of the range that importance ratios should be in, unless another one is given."""
 
-_COLUMNS = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
+READ_COLUMNS = tuple(column.name for column in COLUMNS if column.name not in ("generate_time_us", "time_us"))
+"""Columns that an audit reads."""
 
 
 def audit_log(
@@ -119,7 +120,7 @@ def _read(files: FileFacts, request: RunRequest, epsilon: float) -> _Read:
     """Read the files once; where one turns out to be damaged, again without it."""
     while files.log is not None:
         log, scans = files.log, list[Scanned]()
-        names = [name for name in _COLUMNS if name in log.columns]
+        names = [name for name in READ_COLUMNS if name in log.columns]
         digest, why = None, ""
         try:
             digest = read_digest(
