@@ -120,6 +120,12 @@ class Case:
         return self.run
 
     @property
+    def compared_curves(self) -> tuple[Parity, ...]:
+        """The curves, for checks that run only where some are given."""
+        assert self.parity is not None
+        return self.parity
+
+    @property
     def known_config(self) -> Config:
         """The config, for checks that run only where there is one."""
         assert self.config is not None

@@ -215,8 +215,8 @@ class _Measured:
             m.SEQ_STALENESS_SUM.name: self._total(self.measures["oldest_staleness"][0]),
         }
 
-    def _total(self, values: Float64s | Bools) -> Float64s:
-        return np.bincount(self.place, values, minlength=len(self.steps))
+    def _total(self, values: Float64s | Int64s | Bools) -> Float64s:
+        return np.bincount(self.place, values, minlength=len(self.steps)).astype(np.float64, copy=False)
 
 
 def _least(values: Float64s, place: Int64s, size: int) -> Float64s:

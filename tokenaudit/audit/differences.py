@@ -123,10 +123,10 @@ def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
     counted, delta, abs_delta, ratio, squared_ratio, outside, equal, sure, largest = sums
     sampled, stride, samples, pairs = _sampled(old, new, is_used, lengths, first, stretches)
     pair_rows = np.flatnonzero(pairs[0])
+    outside, equal, sure = (whole.astype(np.int64) for whole in (outside, equal, sure))
     return Differences(
-        stretches.row, stretches.version, counted.astype(np.int64), delta, abs_delta, ratio, squared_ratio,
-        *(whole.astype(np.int64) for whole in (outside, equal, sure)), largest, sampled, stride, samples, pair_rows,
-        pairs[:, pair_rows],
+        stretches.row, stretches.version, counted.astype(np.int64), delta, abs_delta, ratio, squared_ratio, outside,
+        equal, sure, largest, sampled, stride, samples, pair_rows, pairs[:, pair_rows],
     )  # fmt: skip
 
 

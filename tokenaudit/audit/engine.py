@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class _Rows(NamedTuple):
 
     def only(self, chosen: Bools) -> _Rows:
         """Some of the rows."""
-        return _Rows(*(column[..., chosen] for column in self))
+        return _Rows(*(cast("Any", column[..., chosen]) for column in self))
 
 
 def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> EngineVerdict:
@@ -128,7 +128,7 @@ def _rows(table: LogTable, found: Differences, train_step: Int64s) -> _Rows:
     informative, equal = found.tokens - found.sure, found.equal - found.sure
 
     def by_row(values: Floats | Int64s, where: Bools) -> Floats:
-        return np.bincount(index[where], values[where], minlength=len(rows))
+        return np.bincount(index[where], values[where], minlength=len(rows)).astype(np.float64, copy=False)
 
     is_known, is_fresh, is_aged = age >= -1, age == 0, age >= 1
     pairs = np.zeros((len(PAIR_SUMS), len(rows)))
@@ -187,7 +187,9 @@ def _copied(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
 
 def _shifted(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
     block = _blocks(rows, rows.pairs[0], 1)
-    own, behind, before = _correlations(np.stack([np.bincount(block, sums) for sums in rows.pairs]))
+    own, behind, before = _correlations(
+        np.stack([np.bincount(block, sums) for sums in rows.pairs]).astype(np.float64, copy=False)
+    )
     for which, other, place in ((behind, before, "behind"), (before, behind, "before")):
         is_shifted = (which >= own + SHIFTED_MARGIN) & (which > other)
         where = is_shifted[block] & (rows.tokens > 0)

@@ -103,7 +103,7 @@ def _count_zeros(arrays: Arrays, name: str, zeros: Int64s, own: Lists, mask: Lis
     trained = aligned_mask(mask, lengths, len(own.values)) if len(mask.values) else None
     is_trained = np.ones(len(zeros), dtype=np.bool_) if trained is None else trained[zeros]
 
-    def count(what: str, where: Bools) -> None:
+    def count(what: str, where: Bools | Int64s) -> None:
         arrays[f"{name}_{what}"] = np.bincount(owner[where], minlength=rows)
 
     count("only_zero", (lengths[owner] == 1) & ~is_above_0)

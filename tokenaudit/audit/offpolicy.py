@@ -63,7 +63,7 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
     age = np.where(counted, age, 0)
 
     def by_age(values: Floats | Int64s) -> Floats:
-        return np.bincount(age, np.where(counted, values, 0), minlength=OLDEST_AGE + 2)
+        return np.bincount(age, np.where(counted, values, 0), minlength=OLDEST_AGE + 2).astype(np.float64, copy=False)
 
     tokens = by_age(found.tokens)
     sums = map(by_age, (found.delta, found.abs_delta, found.ratio, found.squared_ratio, found.outside))

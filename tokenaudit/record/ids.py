@@ -6,6 +6,7 @@ import hashlib
 import operator
 import re
 from collections import Counter
+from typing import SupportsIndex
 from uuid import UUID
 
 from tokenaudit.contracts.errors import shown
@@ -26,7 +27,7 @@ def log_id(value: object) -> int:
             return int(value)
         digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 11
-    if hasattr(value, "__index__") and not isinstance(value, bool):
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         # numbers of numpy, and tensors of one
         number = operator.index(value)
         if 0 <= number < 2**63:

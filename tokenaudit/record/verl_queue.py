@@ -147,8 +147,8 @@ class _Queue:
             turns = value_of(others, "__num_turns__", index)
             row = queue_columns("success", int(mask[width:].sum()), None if turns is None else int(turns))
             row |= {"rollout_id": log_id(f"{group.sample_id}_{index}"), "prompt_len": int(mask[:width].sum())}
-            versions = (value_of(others, name, index) for name in ("min_global_steps", "max_global_steps"))
-            row |= tag_versions(*versions, self._interval)
+            oldest, newest = (value_of(others, name, index) for name in ("min_global_steps", "max_global_steps"))
+            row |= tag_versions(oldest, newest, self._interval)
             row |= token_columns(row["response_len"], fields)
             source = value_of(others, "data_source", index)
             task_name = task_name if source is None else str(source)

@@ -15,7 +15,7 @@ _OTHERWISE = (Verdict.OFFSET, Verdict.FACTOR, Verdict.OTHER)
       "Find out which of both is wrong from that step on: rows that are lost, doubled or late, or another config.",
       Fact.CURVES)  # fmt: skip
 def _curve_differs(case: Case, findings: Findings) -> None:
-    for parity in case.parity:
+    for parity in case.compared_curves:
         # What can't be compared isn't checked.
         if parity.verdict is Verdict.NOT_COMPARABLE:
             continue
@@ -30,7 +30,7 @@ def _curve_differs(case: Case, findings: Findings) -> None:
       "Read figures of the log by its own definitions; an offset of staleness may be versions that count otherwise.",
       Fact.CURVES)  # fmt: skip
 def _curve_defined_otherwise(case: Case, findings: Findings) -> None:
-    for parity in case.parity:
+    for parity in case.compared_curves:
         if parity.verdict is Verdict.NOT_COMPARABLE:
             continue
         findings.add_checked(1, "curves")

@@ -136,8 +136,7 @@ def _limit_called_stop(case: Case, findings: Findings) -> None:
         total = prompt + table["tokens"][rows]
         sums, counts = np.unique(total, return_counts=True)
         before = np.append(0, np.cumsum(counts))
-        low, high = (np.searchsorted(sums, sums + off, side) for off, side in
-                     ((-PILE_NEARBY, "left"), (PILE_NEARBY, "right")))  # fmt: skip
+        low, high = np.searchsorted(sums, sums - PILE_NEARBY), np.searchsorted(sums, sums + PILE_NEARBY, "right")
         nearby = (before[high] - before[low] - counts) / (2 * PILE_NEARBY)
         piled = counts >= np.maximum(max(PILE_ROWS, PILE_SHARE * len(rows)), PILE_FACTOR * np.maximum(nearby, 1))
         for limit, count in zip(sums[piled].tolist(), counts[piled].tolist(), strict=True):
