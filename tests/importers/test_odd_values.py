@@ -208,6 +208,29 @@ def test_versions_before_the_initial_weights_are_told_apart_from_other_odd_value
     assert (again.code, told in again.err) == (0, True)
 
 
+def test_a_dump_that_makes_no_sense_as_a_whole_is_left_out(tmp_path: Path):
+    samples = [sample(index, index // 4, 2, ["1"]) for index in range(8)]
+    for name, rollout_id in (("0", 0), ("1", "late"), ("2", 2)):
+        torch.save({"rollout_id": rollout_id, "samples": samples}, tmp_path / f"{name}.pt")
+    log = imported("slime", tmp_path)
+    assert sorted({*log.column("train_step")}) == [1, 3]
+    place = tmp_path / "1.pt"
+    assert f"left out: 1 record that can't be read, the first: rollout_id is 'late' ({place})" in log.imports.limits
+    with pytest.raises(SourceError, match="rollout_id is 'late'"):
+        imported("slime", tmp_path, is_strict=True)
+
+
+def test_an_item_of_a_buffer_that_is_none_is_left_out(tmp_path: Path):
+    groups = [[state(10 * group + index, group, [0, 0]) for index in range(2)] for group in range(3)]
+    items: list[Any] = [{"item": group, "task_name": "math", "timestamp_id": 9 - at} for at, group in enumerate(groups)]
+    items[1:2] = [7, items[1] | {"timestamp_id": None}]
+    torch.save({"storage": "NaiveStorage", "storage_state": {"items": items}}, tmp_path / "replay_buffer.pth")
+    log = imported("xtuner-buffer", tmp_path / "replay_buffer.pth")
+    # by time, not by place
+    assert log.column("group_id") == [2, 2, 0, 0]
+    assert [limit for limit in log.imports.limits if limit.startswith("left out: 2 records")]
+
+
 def test_where_nothing_is_left_the_import_is_refused(tmp_path: Path):
     jsonl(tmp_path / "mine.jsonl", *[ROW | {"response_len": "long"}] * 25)
     with pytest.raises(SourceError, match="response_len is 'long'") as raised:

@@ -262,11 +262,17 @@ def test_train_data_alone_is_refused(tmp_path: Path):
     assert raised.value.problems[0].hint == "give the folder of --dump-details, which holds rollout_data/ too"
 
 
-def test_train_data_that_makes_no_sense_is_a_fault(tmp_path: Path):
+def test_train_data_that_makes_no_sense_is_left_out(tmp_path: Path):
     values = rank(0, sample_indices=[0, 1], response_lengths=[6], total_lengths=[8])
-    with pytest.raises(SourceError, match="columns of rollout_data differ in number") as raised:
-        imported("slime", dump_details(tmp_path / "dump", [sample(0, 0, 6, ["4"])], _4_0=values))
-    assert raised.value.problems[0].where == str(tmp_path / "dump" / "train_data" / "4_0.pt")
+    samples = [sample(index, 0, 6, ["4"]) for index in (0, 1)]
+    dump = dump_details(tmp_path / "dump", samples, _4_0=values, _4_1=of_rank(1, 1))
+    log = imported("slime", dump)
+    assert (log.column("status"), trained(log)) == (["completed"] * 2, [None, 5])
+    place = tmp_path / "dump" / "train_data" / "4_0.pt"
+    left_out = f"left out: 1 record that can't be read, the first: columns of rollout_data differ in number ({place})"
+    assert left_out in log.imports.limits
+    with pytest.raises(SourceError, match="columns of rollout_data differ in number"):
+        imported("slime", dump, is_strict=True)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ class TooOldFault(FieldFault):
         super().__init__(f"version {version} lies outside the run", hint)
 
 
+class SenselessFile(SourceError):
+    """A file that can be read, but whose records can't be told from each other: it is left out as a whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionScale:
     """How the source counts versions.
@@ -222,10 +226,13 @@ class Context:
     def reading(self) -> Iterator[None]:
         """A file that can't be read is noted, and what is left of the block is passed over.
 
-        It refuses the import, but only behind the last file, so that all such files are told at once.
+        One that makes no sense as a whole is left out like a record. One that can't be read at all refuses the import,
+        but only behind the last file, so that all such files are told at once.
         """
         try:
             yield
+        except SenselessFile as error:
+            self.problems.add(*error.problems)
         except SourceError as error:
             self.damaged.add(*error.problems)
 

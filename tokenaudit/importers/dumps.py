@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from tokenaudit.contracts.errors import SourceError, shown
-from tokenaudit.importers.base import Context, FieldFault, Fields
+from tokenaudit.importers.base import Context, FieldFault, Fields, SenselessFile
 from tokenaudit.importers.fields import MAX_TOKENS, integer, length
 from tokenaudit.importers.pickles.arrays import Array, JaggedArray, Latin1Array, LazyArray
 from tokenaudit.importers.pickles.source import LazyText, Source, unreadable
@@ -54,11 +54,11 @@ class Dump(NamedTuple):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """A fault inside the block refuses the whole file. Raises a `SourceError` if there was one."""
+        """A fault inside the block leaves out the whole file. Raises a `SenselessFile` if there was one."""
         try:
             yield
         except FieldFault as fault:
-            raise SourceError(fault.problem(str(self.source.path))) from fault
+            raise SenselessFile(fault.problem(str(self.source.path))) from fault
 
 
 def _file(path: Path) -> TorchFile | PickleFile:

@@ -93,13 +93,12 @@ class TrainBatch:
         Their places count if all of them name samples of the batch: a conversion of one's own may have moved them.
         """
         samples = [record_of(value, "a sample", self._context) for value in items_of(fields.get("samples"), "samples")]
+        placed = [(_seen(sample), plain(sample.get("rollout_position"))) for sample in samples]
         places: dict[int, _Seen] = {}
-        for sample in samples:
-            seen = _seen(sample)
+        for seen, place in placed:
             if seen.sample_index is not None:
                 self._sizes[seen.sample_index] += seen.sample_index in self._by_index
                 self._by_index[seen.sample_index] = seen
-            place = plain(sample.get("rollout_position"))
             is_place = isinstance(place, int) and 0 <= place < len(self._indices)
             if is_place and seen.sample_index in (None, self._indices[place]):
                 places[place] = seen
@@ -115,8 +114,7 @@ class TrainBatch:
         if any(len(column) != count for column in columns.values()):
             raise FieldFault("columns of rollout_data differ in number")
         is_new = False
-        for row in range(count):
-            seen = _seen({name: column[row] for name, column in columns.items()})
+        for seen in [_seen({name: column[row] for name, column in columns.items()}) for row in range(count)]:
             if seen.sample_index is None:
                 continue
             known = self._by_index.get(seen.sample_index)
@@ -201,7 +199,7 @@ class TrainFiles:
     def of(self, batch: Path, rollout_id: int, samples: Sequence[Any]) -> Iterator[TrainBatch | None]:
         """What the trainer saw of a batch, for as long as the block lasts; None if there is no file of it.
 
-        Raises a `SourceError` for files that can't be read.
+        One that makes no sense is left out, one that can't be read is noted.
         """
         key = (batch.parent.parent, rollout_id)
         paths = self._paths.get(key, [])
@@ -212,7 +210,8 @@ class TrainFiles:
                 return
             train = TrainBatch(self._context, [_index(sample) for sample in samples])
             for path in paths:
-                self._add(train, path, rollout_id, kept)
+                with self._context.reading():
+                    self._add(train, path, rollout_id, kept)
             yield train
 
     def _add(self, train: TrainBatch, path: Path, rollout_id: int, kept: ExitStack) -> None:

@@ -115,12 +115,21 @@ def _read_buffer(path: Path, context: Context) -> Iterator[Imported]:
             if "items" not in state:
                 hint = "only buffers with the storage NaiveStorage can be read"
                 raise FieldFault(f"a buffer with the storage {shown(saved.get('storage'))}", hint)
-            items = [fields_of(item, "an item") for item in items_of(state["items"], "items")]
-            items.sort(key=lambda item: integer(item, "timestamp_id"))
+            items = _items(items_of(state["items"], "items"), path, context)
             train_step = _compared_at(items, context)
         for put in _puts(((item.get("item"), item.get("task_name")) for item in items), train_step, dump, context):
             # a group may wait through several checkpoints
             yield replace(put, writing=Writing((put.task_name, put.group_id), str(path)))
+
+
+def _items(values: Sequence[Any], path: Path, context: Context) -> list[dict[str, Any]]:
+    """The items of a buffer, which each hold a group, in the order in which they were put."""
+    items: list[tuple[int, dict[str, Any]]] = []
+    for index, value in enumerate(values):
+        with context.noting(f"{path}, item {index}"):
+            item = fields_of(value, "an item")
+            items.append((integer(item, "timestamp_id"), item))
+    return [item for _, item in sorted(items, key=lambda pair: pair[0])]
 
 
 def _compared_at(items: Sequence[dict[str, Any]], context: Context) -> int:
