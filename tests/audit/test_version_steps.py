@@ -106,6 +106,9 @@ def test_a_standstill_lasts_five_steps_and_three_intervals():
     assert frozen(of(1, 2, 3, 7), 1) == []
     assert [one.first for one in frozen(of(1, 2, 3, 8), 1)] == [3]
     assert (frozen(of(1, 4, 7, 15), 3), [one.first for one in frozen(of(1, 4, 7, 16), 3)]) == ([], [7])
+    # queues that are full at the begin hold the first version for as long as it isn't too old
+    assert [[one.first for one in frozen(of(*begins), 1, 8)] for begins in ((1, 9, 15), (1, 10, 12))] == [[9], [1]]
+    assert [one.first for one in frozen(of(1, 7), 1, 8)] == [1]
     assert usual_interval(of(1, 4, 7, 16)) == 3
     assert usual_interval(of(1, 9)) == 1
 

@@ -76,10 +76,18 @@ def usual_interval(stretches: list[Standstill]) -> int:
     return max(1, int(np.median(gaps))) if len(gaps) else 1
 
 
-def frozen(stretches: list[Standstill], interval: int) -> list[Standstill]:
-    """Those that last max(5, 3 intervals) steps or more."""
+def frozen(stretches: list[Standstill], interval: int, most_queued: int = 0) -> list[Standstill]:
+    """Those that last max(5, 3 intervals) steps or more.
+
+    Args:
+        stretches: all of a run, in order.
+        interval: steps between two syncs.
+        most_queued: steps for which what fills the queues at the begin of a run may be trained, before what newer
+            weights made comes out behind it; a run that ends with its first version isn't excused so.
+    """
     least = max(LEAST_FROZEN, FROZEN_INTERVALS * interval)
-    return [stretch for stretch in stretches if stretch.steps >= least]
+    begin = max(least, most_queued + 1) if len(stretches) > 1 else least
+    return [stretch for at, stretch in enumerate(stretches) if stretch.steps >= (begin if at == 0 else least)]
 
 
 def continued_over_sync(table: LogTable, goes_on: Bools) -> Bools:

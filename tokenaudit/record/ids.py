@@ -9,6 +9,8 @@ from collections import Counter
 from typing import SupportsIndex
 from uuid import UUID
 
+import numpy as np
+
 from tokenaudit.contracts.errors import shown
 from tokenaudit.record.recorder import Recorder
 
@@ -27,7 +29,7 @@ def log_id(value: object) -> int:
             return int(value)
         digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 11
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool | np.bool_):
         # numbers of numpy, and tensors of one
         number = operator.index(value)
         if 0 <= number < 2**63:

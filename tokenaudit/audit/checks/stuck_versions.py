@@ -55,7 +55,9 @@ def _version_frozen(case: Case, findings: Findings) -> None:
         usual_interval(stretches),
         case.config.timeline.sync_weights_interval if case.config else 1,
     )
-    for stretch in frozen(stretches, interval):
+    config = case.config
+    most_queued = max((config.stale_threshold(task) for task in table.used_tasks), default=0) if config else 0
+    for stretch in frozen(stretches, interval, most_queued):
         concerned = where & (step >= stretch.first + interval) & (step <= stretch.last)
         what = f"the newest version stays {stretch.version} from step {stretch.first} to {stretch.last}"
         every = "every step" if interval == 1 else f"every {interval} steps"
