@@ -142,6 +142,9 @@ def losses_of(*losses: tuple[str, int]) -> AuditReport:
         ([("events", 2), ("parts", 1)], [("events", 2)], ["1 parts lost"]),
         ([("events", 2), ("events", 2)], [("events", 2)], ["2 events lost"]),
         ([("events", 1)], [], ["1 events lost"]),
+        ([("parts", 1), ("parts", 5)], [("parts", 1), ("parts", 5)], []),
+        ([("parts", 5), ("parts", 1)], [("parts", 1), ("parts", 5)], []),
+        ([("parts", 1), ("parts", 5)], [("parts", 3), ("parts", 4)], ["5 parts lost"]),
     ],
 )
 def test_a_baseline_knows_a_loss_up_to_its_size(losses: list, known: list, new: list[str]):

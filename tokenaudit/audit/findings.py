@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -349,7 +349,7 @@ def marked_new(
     marked: list[Finding] = []
     for finding in findings:
         entries = left[finding.identity]
-        found = next((at for at in reversed(range(len(entries))) if _is_within(finding.lost, entries[at])), None)
+        found = _closest(finding.lost, entries)
         if found is not None:
             del entries[found]
         whole = replace(finding, subject=Subject(finding.subject.task))
@@ -357,5 +357,11 @@ def marked_new(
     return marked
 
 
-def _is_within(lost: Lost | None, known: Lost | None) -> bool:
-    return lost is None or known is None or (lost[0] == known[0] and lost[1] <= known[1])
+def _closest(lost: Lost | None, known: Sequence[Lost | None]) -> int | None:
+    """Place of the entry that knows a finding: of losses the smallest that will do, which leaves larger ones theirs."""
+    if lost is None:
+        return len(known) - 1 if known else None
+    kind, size = lost
+    sized = [(one[1], at) for at, one in enumerate(known) if one is not None and one[0] == kind and one[1] >= size]
+    unsized = [at for at, one in enumerate(known) if one is None]
+    return min(sized)[1] if sized else next(iter(unsized), None)
