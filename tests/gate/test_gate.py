@@ -596,6 +596,15 @@ def test_lines_of_rules_in_a_file():
     assert rule_lines(text, rules) == [6, 7, 5, 9]
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["\x85", "\u2028", "\u2029"])
+def test_only_line_feeds_count_as_ends_of_lines_of_rules(mark: str, ending: str, tmp_path: Path):
+    lines = ["[gate]", f"# one{mark}line", "rules = [", '  "failed_tokens <= 0",', "]"]
+    (tmp_path / "rules.toml").write_bytes("".join(line + ending for line in lines).encode())
+    (located,) = collect_rules([], Path("rules.toml"), None, None, tmp_path)
+    assert (located.origin.line, located.origin.lines) == (4, tuple(lines[2:]))
+
+
 def test_the_default_config_has_no_rules():
     assert Config().gate.rules == ()
 

@@ -71,7 +71,7 @@ def _of_settings(settings: Settings, working_dir: Path) -> list[_Written]:
         return [(text, Origin(source)) for text in rules]
     shown = from_folder(settings.file, working_dir).as_posix()
     content = settings.file.read_text(encoding="utf-8-sig")
-    lines = content.splitlines()
+    lines = _toml_lines(content)
     return [
         (text, Origin(settings.file.name, shown, line, tuple(lines[max(0, line - 2) : line + 1])))
         for text, line in zip(rules, rule_lines(content, rules), strict=True)
@@ -80,7 +80,7 @@ def _of_settings(settings: Settings, working_dir: Path) -> list[_Written]:
 
 def rule_lines(text: str, rules: Iterable[str]) -> list[int]:
     """Lines, from 1, at which the rules of a TOML file stand; where the spelling hides one, that of `rules`."""
-    lines = text.splitlines()
+    lines = _toml_lines(text)
     start = next((at for at, line in enumerate(lines) if line.split("=")[0].strip() in ("rules", "gate.rules")), 0)
     found: list[int] = []
     at = start
@@ -90,6 +90,11 @@ def rule_lines(text: str, rules: Iterable[str]) -> list[int]:
         found.append((start if match is None else match) + 1)
         at = at if match is None else match
     return found
+
+
+def _toml_lines(text: str) -> list[str]:
+    """Lines as TOML and editors count them: only a line feed ends one, and comments may hold what else would."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _holds(line: str, spellings: Iterable[str]) -> bool:
