@@ -89,6 +89,21 @@ def test_of_a_simulation_the_times_of_steps_add_up_too(tmp_path: Path):
     assert fault.startswith("totals: wall_time_us is ")
 
 
+@pytest.mark.parametrize("text", [BEFORE, SIMULATION_BEFORE], ids=["replay", "simulation"])
+def test_a_simulation_is_one_by_its_kind_and_by_what_it_says(text: str):
+    about = json.loads(SIMULATION_BEFORE)["simulation"]
+    data = json.loads(text)
+    data["simulation"] = None if data.get("simulation") else about
+    said = "simulation: only a simulation has one, and each does"
+    assert said in faults(data)
+    if data["simulation"] is None:
+        # or no figure of it would be held against its steps
+        data["totals"]["wall_time_us"] = 0
+        assert faults(data) == [said]
+        del data["simulation"]
+        assert faults(data) == [said]
+
+
 def test_the_total_that_was_set_to_0_is_named_with_what_it_should_be():
     data = json.loads(result_to_json(replay_log(SAMPLE, config=SAMPLE.parent / "config.toml").result))
     data["totals"]["expired_groups"] = 0

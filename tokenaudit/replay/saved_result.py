@@ -154,6 +154,9 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
     """Values that can't be figures, with the part that holds them; a metric that a row lacks is no fault."""
     if not result.inputs:
         yield "inputs", "it names no log"
+    if (result.kind == KIND_SIMULATE) != (result.simulation is not None):
+        # it decides which figures there are, and so which of them are looked at
+        yield "simulation", "only a simulation has one, and each does"
     rows = (("totals", result.totals), ("tail", result.tail), *(("steps", row) for row in result.steps))
     for place, row in rows:
         yield from ((place, fault) for fault in _row_faults(row, result.metrics))
