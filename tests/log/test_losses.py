@@ -52,6 +52,15 @@ def test_a_part_that_is_gone_is_told_and_the_gate_does_not_judge(number: int, tm
     assert open_log(sorted(folder.glob("*.parquet"))).loss_texts == ((text,) if number == 2 else ())
 
 
+def test_parts_of_one_folder_belong_together_however_it_is_named(tmp_path: Path):
+    folder = recording(tmp_path / "log", 3)
+    (folder / "part-000002.parquet").unlink()
+    (tmp_path / "link").symlink_to(folder)
+    for other in (tmp_path / "link", folder / ".." / "log"):
+        (loss,) = open_log([folder / "part-000001.parquet", other / "part-000003.parquet"]).losses
+        assert (loss.kind, loss.size) == ("parts", 1)
+
+
 def test_a_part_that_cannot_be_read_is_not_one_that_is_gone(tmp_path: Path, run_cli):
     folder = recording(tmp_path / "log", 4)
     (folder / "part-000002.parquet").write_bytes(b"PAR1")

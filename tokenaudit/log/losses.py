@@ -65,7 +65,10 @@ def missing_parts(found: Iterable[tuple[Path, Sequence[Path]]]) -> str:
         for file in files:
             if name := PART_NAME.fullmatch(file.name):
                 before = file.name[: name.start("number")]
-                numbers[file.parent, before] |= {int(name["number"])} if file == path else {0, int(name["number"])}
+                # one folder may be named in several ways
+                numbers[file.parent.resolve(), before] |= (
+                    {int(name["number"])} if file == path else {0, int(name["number"])}
+                )
     gaps = [
         (before, low + 1, high - 1)
         for (_, before), present in numbers.items()
