@@ -80,7 +80,10 @@ def split_groups(table: LogTable, taken: TakenGroups) -> Bools:
     put = table.put_event[taken.first_row]
     of_put, put_of = np.unique(put, return_inverse=True)
     rollouts = np.stack([table.put_event[taken.rows], table["rollout_id"][taken.rows]])
-    all_members = np.bincount(np.searchsorted(of_put, np.unique(rollouts, axis=1)[0]), minlength=len(of_put))
+    member_puts = np.unique(rollouts, axis=1)[0]
+    # members may have been put again without the first of their group
+    member_puts = member_puts[np.isin(member_puts, of_put)]
+    all_members = np.bincount(np.searchsorted(of_put, member_puts), minlength=len(of_put))
     largest = np.zeros(len(of_put), dtype=np.int64)
     np.maximum.at(largest, put_of, taken.members)
     return ((np.bincount(put_of) > 1) & (largest < all_members))[put_of]
