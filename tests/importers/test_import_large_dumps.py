@@ -147,8 +147,10 @@ def test_memory_hardly_grows_with_the_size_of_a_dump(tmp_path: Path):
 
     # log-probabilities of 4.8 million tokens and of twice as many: rows wait until there are 4 million numbers
     sizes = {responses: peak_kib(tmp_path, dump(responses), "slime") for responses in (600, 1200)}
-    assert (tmp_path / "1200.pt").stat().st_size > 80_000_000
-    assert sizes[1200] < sizes[600] + 10_000
+    bytes_of = [(tmp_path / f"{responses}.pt").stat().st_size for responses in (600, 1200)]
+    assert bytes_of[1] > 80_000_000
+    # far less than what the file is longer by; allocators alone differ by some megabytes
+    assert sizes[1200] < sizes[600] + (bytes_of[1] - bytes_of[0]) // 1024 // 2
     assert sum(pq.read_table(tmp_path / "log.parquet")["response_len"].to_pylist()[:-1]) == 8_000 * 1200
 
 
