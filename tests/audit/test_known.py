@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tokenaudit.audit import findings as findings_module
 from tokenaudit.audit.checks import RULES
-from tokenaudit.audit.findings import BUCKETS, Findings, Subject
+from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.identities import BUCKETS
 from tokenaudit.audit.report import AuditReport, RuleRun, compared, report_data
 from tokenaudit.audit.rule import Severity
 from tokenaudit.contracts.errors import ResultError

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.findings import BUCKETS, Extent, Finding, Findings, Identities, Lost, marked_new
+from tokenaudit.audit.findings import Extent, Finding, Findings, Lost, marked_new
+from tokenaudit.audit.identities import BUCKETS, Identities
 from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.rule import AuditRule, Severity

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenaudit.audit.findings import Identities
+from tokenaudit.audit.identities import Identities
 from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.rule import Severity
