@@ -24,6 +24,7 @@ ROOMS = {
     "gate": set(),
     "explain": set(),
     "masks": {"numpy", "pyarrow", "torch"},
+    "corrections": {"numpy", "pyarrow", "pydantic", "torch"},
     "audit": {"numpy", "pyarrow"},
     "record": {"numpy", "pyarrow"},
     "importers": {"numpy", "pyarrow"},

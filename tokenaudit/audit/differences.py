@@ -13,10 +13,8 @@ import numpy as np
 
 from tokenaudit.audit.logprobs import BOTH, SENTINEL_LOGPROB, reals
 from tokenaudit.log import columns as col
-from tokenaudit.log.columns import LARGEST, Bools, Int64s, Lists
+from tokenaudit.log.columns import LARGEST, Bools, Floats, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 SAMPLED = 64
 """Tokens of a row, evenly spread, that stand for all of it where a sum won't do."""

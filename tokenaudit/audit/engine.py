@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from tokenaudit.audit.differences import PAIR_SUMS, Differences, Floats
+from tokenaudit.audit.differences import PAIR_SUMS, Differences
 from tokenaudit.audit.offpolicy import ages
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.traits import shared_traits
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import Bools, Floats, Int64s
 
 LEAST_TOKENS = 10_000
 """Tokens from which on a task is judged by itself; smaller tasks are judged together."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.audit.differences import Differences, Floats
+from tokenaudit.audit.differences import Differences
 from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.log.columns import Int64s
+from tokenaudit.log.columns import Floats, Int64s
 
 OLDEST_AGE = 127
 """Older tokens count with this age, so that the number of ages is bounded."""

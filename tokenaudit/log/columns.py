@@ -14,6 +14,7 @@ from tokenaudit.contracts.schema import RUN_FIELDS, ColumnType
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays of one number per row, by name."""
 

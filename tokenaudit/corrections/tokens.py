@@ -1,0 +1,115 @@
+"""What corrections share of a batch of responses; each thing is computed once, when the first one asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tokenaudit.corrections.arrays import Array, Arrays
+from tokenaudit.log.columns import Bools, Floats, Int64s
+
+
+class Tokens:
+    """R responses with N tokens, whose log-probabilities are finite, in one floating type.
+
+    Sums, counts and the like are over tokens in the loss, one per response.
+
+    Attributes:
+        xp: the functions of its arrays.
+        dtype: float32 or float64.
+        lengths: tokens of each response, int64 of shape [R], in numpy.
+        rollout: log-probabilities under the engine that made the tokens, shape [N].
+        trained: those under the trainer, shape [N].
+        mask: whether each token is in the loss, bool of shape [N].
+        advantage: of each response, float64 of shape [R], in numpy; NaN where it isn't known.
+    """
+
+    def __init__(
+        self,
+        xp: Arrays,
+        dtype: str,
+        lengths: Int64s,
+        rollout: np.ndarray,
+        trained: np.ndarray,
+        mask: Bools,
+        advantage: Floats | None = None,
+    ) -> None:
+        self.xp = xp
+        self.dtype = dtype
+        self.lengths = lengths
+        self.rollout = xp.of(rollout, dtype)
+        self.trained = xp.of(trained, dtype)
+        self.mask = xp.of(mask, "bool")
+        self.advantage = np.full(len(lengths), np.nan) if advantage is None else advantage
+        self._all_in_loss = bool(mask.all())
+        self._known: dict[str, Array] = {}
+
+    def once(self, name: str, compute: Callable[[], Array]) -> Array:
+        """What was computed under a name before, else what `compute` gives now."""
+        if name not in self._known:
+            self._known[name] = compute()
+        return self._known[name]
+
+    @property
+    def count(self) -> Array:
+        """Tokens in the loss of each response, int64 of shape [R]."""
+        return self.once("count", lambda: self.xp.counts(self.mask, self.lengths))
+
+    @property
+    def log_ratio(self) -> Array:
+        """Trainer's log-probability minus the engine's, shape [N]."""
+        return self.once("log_ratio", lambda: self.trained - self.rollout)
+
+    @property
+    def ratio(self) -> Array:
+        """Trainer's probability over the engine's, shape [N]; infinite where that overflows."""
+        return self.once("ratio", lambda: self.xp.exp(self.log_ratio))
+
+    def clipped_log_ratio(self, limit: float) -> Array:
+        """`log_ratio` between -limit and limit."""
+        return self.once(f"log_ratio {limit}", lambda: self.xp.clip(self.log_ratio, -limit, limit))
+
+    def clipped_ratio(self, limit: float) -> Array:
+        """Its exponential, shape [N]."""
+        return self.once(f"ratio {limit}", lambda: self.xp.exp(self.clipped_log_ratio(limit)))
+
+    @property
+    def log_ratio_sum(self) -> Array:
+        """Sum of `log_ratio` of each response, shape [R]."""
+        return self.once("log_ratio_sum", lambda: self.sum(self.log_ratio))
+
+    def sum(self, values: Array) -> Array:
+        """Sum over the tokens in the loss of each response, shape [R]."""
+        return self.xp.sums(values if self._all_in_loss else self.xp.where(self.mask, values, 0), self.lengths)
+
+    def mean(self, values: Array) -> Array:
+        """`sum` over `count`, shape [R]; 0 for a response with nothing in the loss."""
+        return self.sum(values) / self.at_least_one
+
+    @property
+    def at_least_one(self) -> Array:
+        """`count` in the type of the tokens, 1 where it is 0."""
+        return self.once("at_least_one", lambda: self.xp.cast(self.xp.clip(self.count, 1, None), self.dtype))
+
+    def largest(self, values: Array, empty: float = 0.0) -> Array:
+        """Largest value over the tokens in the loss of each response; `empty` where nothing is in it."""
+        lowest = values if self._all_in_loss else self.xp.where(self.mask, values, -np.inf)
+        found = self.xp.largest(lowest, self.lengths, empty)
+        return found if self._all_in_loss else self.xp.where(self.count > 0, found, empty)
+
+    def count_of(self, flags: Array) -> Array:
+        """Tokens in the loss of each response that have a flag, int64 of shape [R]."""
+        return self.xp.counts(flags if self._all_in_loss else flags & self.mask, self.lengths)
+
+    def any(self, flags: Array) -> Array:
+        """Whether a token in the loss of each response has a flag, bool of shape [R]."""
+        return self.count_of(flags) > 0
+
+    def spread(self, values: Array) -> Array:
+        """Values of shape [R] for every token, shape [N]."""
+        return self.xp.spread(values, self.lengths)
+
+    def zero_outside(self, values: Array) -> Array:
+        """Values, 0 for tokens out of the loss."""
+        return values if self._all_in_loss else self.xp.where(self.mask, values, 0)
