@@ -261,6 +261,7 @@ class CorrectionsReport:
         in_loss: those of them that are in the loss and can be judged.
         not_judged: those in the loss that can't.
         sync_weights_interval: of the config, by which limits become thresholds.
+        max_token_staleness: of the config, by task; None: no limit.
         advantage_source: where the sign of the advantage comes from.
         unknown_advantages: responses whose advantage isn't known.
         notes: what a person should know about these figures.
@@ -277,6 +278,7 @@ class CorrectionsReport:
     in_loss: int
     not_judged: NotJudged
     sync_weights_interval: int
+    max_token_staleness: Mapping[str, int | None]
     advantage_source: AdvantageSource
     unknown_advantages: int
     notes: tuple[str, ...]
