@@ -24,6 +24,7 @@ METRIC_BOUND = {"float32": 1e-4, "float64": 1e-7}
 BACKENDS = {"numpy": NumpyArrays(), "torch": TorchArrays(torch.device("cpu"))}
 
 UNSPECIFIED: dict[str, tuple[str, ...]] = {
+    "verl": ("rollout_is_seq_fraction", r"rollout_rs_.*_(mean|max|min|std|fraction_high|fraction_low|max_deviation)$"),
     "xtuner": ("valid", "rollout_is_m[ai][xn]", "catastrophic", "ratio_fraction", "_std", "eff_sample", "_seq_"),
 }
 """Beginnings or parts of figures that a trainer logs and that are not compared, as regular expressions."""

@@ -98,6 +98,10 @@ class Tokens:
         found = self.xp.largest(lowest, self.lengths, empty)
         return found if self._all_in_loss else self.xp.where(self.count > 0, found, empty)
 
+    def smallest(self, values: Array, empty: float = 0.0) -> Array:
+        """Smallest value over the tokens in the loss of each response; `empty` where nothing is in it."""
+        return -self.largest(-values, -empty)
+
     def count_of(self, flags: Array) -> Array:
         """Tokens in the loss of each response that have a flag, int64 of shape [R]."""
         return self.xp.counts(flags if self._all_in_loss else flags & self.mask, self.lengths)

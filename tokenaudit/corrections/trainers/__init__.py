@@ -7,6 +7,7 @@ from importlib import import_module
 from tokenaudit.corrections.correction import Correction
 
 TRAINERS = {
+    "verl": ("verl", "Verl"),
     "xtuner": ("xtuner", "Xtuner"),
 }
 """Module and class of the correction of each trainer, by the name of its preset."""
