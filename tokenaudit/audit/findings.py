@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -102,6 +102,8 @@ class Extent:
 class PutTable(Protocol):
     """What a table of rows offers, so that findings about many of them can be one: see `audit.table.LogTable`."""
 
+    is_put: Bools
+
     def puts_by_task(self, rows: Int64s) -> list[tuple[str, Int64s]]:
         """Those of the rows, ascending, that belong to puts, apart by task."""
         ...
@@ -123,6 +125,7 @@ class Finding:
         lost: kind and size of a loss, which a baseline knows up to the size that it had; None for other findings.
         extent: how far its cause reaches, for findings about many rows.
         cause: what tells it from others of its rule about the same subject, for findings with an extent.
+        stands_for: findings of one cause that it stands for, where these have no puts and so no extent.
     """
 
     code: str
@@ -134,6 +137,7 @@ class Finding:
     lost: Lost | None = None
     extent: Extent | None = None
     cause: str = ""
+    stands_for: int = 1
 
     @property
     def identity(self) -> str:
@@ -179,6 +183,7 @@ class Findings:
         lost: Lost | None = None,
         extent: Extent | None = None,
         cause: str = "",
+        stands_for: int = 1,
     ) -> None:
         """Add one finding, as bad as the rule says unless a severity is given."""
         level = severity or self.rule.severity
@@ -186,7 +191,7 @@ class Findings:
         self.cost_tokens += subject.tokens or 0
         if len(self.kept) < MOST_KEPT:
             self.kept.append(
-                Finding(self.rule.code, self.rule.name, level, subject, message, True, lost, extent, cause)
+                Finding(self.rule.code, self.rule.name, level, subject, message, True, lost, extent, cause, stands_for)
             )
         else:
             self._add_unlisted(subject, level)
@@ -226,6 +231,8 @@ class Findings:
     ) -> None:
         """Add a finding for every row in `where`; of a task with more put rows than `most`, one with their extent.
 
+        So are more rows that belong to no put one finding, of all tasks.
+
         Args:
             subject: whom a row is about; where that is no response, an extent holds all rows of its put.
             where: the rows, as for `add_extent`.
@@ -240,6 +247,11 @@ class Findings:
                 if len(own) > most:
                     self._add_sum(task, own, subject, message, severity, cause)
                     rows = rows[~np.isin(rows, own, assume_unique=True)]
+            others = rows[~self.table.is_put[rows]]
+            if len(others) > most:
+                first = int(others[0])
+                self._add_first_of(replace(subject(first), task=None), message(first), len(others), severity, cause)
+                rows = rows[self.table.is_put[rows]]
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
             self.add(subject(row), message(row), severity)
@@ -249,10 +261,51 @@ class Findings:
             self._add_unlisted(subject(row), level)
 
     def add_texts(
-        self, subject: Callable[[int], Subject], texts: Mapping[int, str], severity: Severity | None = None
+        self,
+        subject: Callable[[int], Subject],
+        texts: Mapping[int, str],
+        severity: Severity | None = None,
+        *,
+        cause: str = "",
     ) -> None:
         """Add what is wrong with rows, given by row, as `add_rows` does."""
-        self.add_rows(subject, np.array(sorted(texts), dtype=np.int64), texts.__getitem__, severity)
+        self.add_rows(subject, np.array(sorted(texts), dtype=np.int64), texts.__getitem__, severity, cause=cause)
+
+    def add_listed(
+        self, found: Sequence[tuple[Subject, str]], severity: Severity | None = None, *, rows: Int64s | None = None
+    ) -> None:
+        """Add what is wrong with steps, files or the like; of a task with more than `MOST_SINGLE`, one finding.
+
+        Args:
+            found: who, and what is wrong.
+            severity: as for `add`.
+            rows: put rows concerned, ascending, which give the one finding its extent.
+        """
+        by_task: defaultdict[str | None, list[tuple[Subject, str]]] = defaultdict(list)
+        for subject, text in found:
+            by_task[subject.task].append((subject, text))
+        for task, own in by_task.items():
+            if len(own) <= MOST_SINGLE:
+                for subject, text in own:
+                    self.add(subject, text, severity)
+            elif rows is None or self.table is None:
+                self._add_first_of(*own[0], len(own), severity, "")
+            else:
+                concerned = self.table.puts_by_task(rows)
+                for name, own_rows in concerned if task is None else [one for one in concerned if one[0] == task]:
+                    self._add_first_of(replace(own[0][0], task=name), own[0][1], len(own), severity, "", own_rows)
+
+    def _add_first_of(
+        self, who: Subject, text: str, count: int, severity: Severity | None, cause: str, rows: Int64s | None = None
+    ) -> None:
+        """Add one finding for many, which quotes the first; with put rows, those of a task, it has their extent."""
+        text = f"the first, {replace(who, task=None)}: {text}"
+        if rows is None or self.table is None:
+            text = f"{text}; {count:,} in all"
+            self.add(Subject(who.task), text, severity, cause=cause, stands_for=count)
+        else:
+            extent = self.table.extent(rows)
+            self.add(Subject(who.task), f"{extent.text(text)}, {count:,} in all", severity, extent=extent, cause=cause)
 
     def _add_sum(
         self,
@@ -268,8 +321,11 @@ class Findings:
         who = subject(first)
         of_groups = who.rollout_id is None
         extent = self.table.extent(self.table.of_same_puts(rows) if of_groups else rows)
-        name = f"group {who.group_id}" if of_groups else f"rollout {who.rollout_id}"
-        text = extent.text(f"the first, {name}: {message(first)}")
+        if who.rollout_id is not None:
+            who = Subject(rollout_id=who.rollout_id)
+        elif who.group_id is not None:
+            who = Subject(group_id=who.group_id)
+        text = extent.text(f"the first, {replace(who, task=None)}: {message(first)}")
         self.add(Subject(task), f"{text} in {plural(len(rows), 'put')}", severity, extent=extent, cause=cause)
 
     def _add_unlisted(self, subject: Subject, level: Severity) -> None:
@@ -286,41 +342,3 @@ class Findings:
 
 def _numbers(where: Bools | Int64s) -> Int64s:
     return np.flatnonzero(where) if where.dtype == np.bool_ else where.astype(np.int64)
-
-
-def marked_new(
-    findings: Iterable[Finding],
-    known: Iterable[tuple[str, Lost | None]],
-    summed: Collection[tuple[str, Severity]] = (),
-) -> list[Finding]:
-    """The findings, marked as known as often as a baseline knows their identity, the rest as new.
-
-    Args:
-        findings: the findings.
-        known: those of the baseline, by identity, and what they lost. A loss is known where the baseline has one of its
-            kind and at least its size, or doesn't say which.
-        summed: identities and severities of findings of the baseline that stand for many rows of their task: fewer
-            rows, which are listed one by one, aren't new.
-    """
-    left: defaultdict[str, list[Lost | None]] = defaultdict(list)
-    for identity, lost in known:
-        left[identity].append(lost)
-    marked: list[Finding] = []
-    for finding in findings:
-        entries = left[finding.identity]
-        found = _closest(finding.lost, entries)
-        if found is not None:
-            del entries[found]
-        whole = replace(finding, subject=Subject(finding.subject.task))
-        marked.append(replace(finding, is_new=found is None and (whole.identity, finding.severity) not in summed))
-    return marked
-
-
-def _closest(lost: Lost | None, known: Sequence[Lost | None]) -> int | None:
-    """Place of the entry that knows a finding: of losses the smallest that will do, which leaves larger ones theirs."""
-    if lost is None:
-        return len(known) - 1 if known else None
-    kind, size = lost
-    sized = [(one[1], at) for at, one in enumerate(known) if one is not None and one[0] == kind and one[1] >= size]
-    unsized = [at for at, one in enumerate(known) if one is None]
-    return min(sized)[1] if sized else next(iter(unsized), None)

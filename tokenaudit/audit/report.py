@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tokenaudit import __version__
-from tokenaudit.audit.findings import Extent, Finding, Findings, Lost, marked_new
-from tokenaudit.audit.identities import BUCKETS, Identities
+from tokenaudit.audit.findings import Extent, Finding, Findings
 from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.parity import Parity
 from tokenaudit.audit.rule import AuditRule, Severity
-from tokenaudit.contracts.errors import Problem, ResultError, plural
+from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.files import json_text
 
 KIND_AUDIT = "tokenaudit.audit"
@@ -133,107 +132,6 @@ def of_severity(report: AuditReport, least: Severity) -> AuditReport:
     return replace(report, runs=tuple(runs), findings=findings)
 
 
-def compared(report: AuditReport, baseline: Mapping[str, Any], source: str) -> AuditReport:
-    """The report with the findings marked as known that a baseline, a report saved as JSON at `source`, knows.
-
-    Raises:
-        ResultError: the baseline is no saved audit.
-    """
-    known = _known(baseline, source)
-    findings = marked_new(report.findings, (one for listed in known.listed.values() for one in listed), known.summed)
-    runs: list[RuleRun] = []
-    settled = set[tuple[str, Severity]]()
-    for run in report.runs:
-        new: dict[Severity, int] = {}
-        for severity in Severity if run.findings else ():
-            kept = [f for f in findings if f.code == run.rule.code and f.severity is severity]
-            listed = sum(finding.is_new for finding in kept)
-            unlisted = run.count(severity) - len(kept)
-            before = known.identities_of(run.rule.name, severity)
-            if before is None:
-                # A baseline saved before identities were counted: of those not kept only the number can be compared.
-                unlisted_known = max(0, known.counts.get((run.rule.name, severity), 0) - (len(kept) - listed))
-                new[severity] = listed + max(0, unlisted - unlisted_known)
-            elif run.findings and run.findings.identities:
-                new[severity] = run.findings.identities[severity].new_since(before)
-            elif known.is_counted(run.rule.name, severity):
-                new[severity] = Identities.of(finding.identity for finding in kept).new_since(before)
-            else:
-                new[severity] = listed
-            if not new[severity]:
-                # Known, though not listed there.
-                settled.add((run.rule.code, severity))
-        runs.append(replace(run, new=new))
-    findings = [replace(f, is_new=False) if (f.code, f.severity) in settled else f for f in findings]
-    return replace(report, runs=tuple(runs), findings=tuple(findings), has_baseline=True)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What a baseline knows by rule name and severity.
-
-    Attributes:
-        listed: the findings it lists, by identity, and what they lost.
-        counts: how many findings it has.
-        counted: all identities, where it lists only some.
-        summed: identities and severities of findings that stand for many rows.
-    """
-
-    listed: defaultdict[tuple[str, Severity], list[tuple[str, Lost | None]]]
-    counts: dict[tuple[str, Severity], int]
-    counted: dict[tuple[str, Severity], Identities]
-    summed: set[tuple[str, Severity]]
-
-    def is_counted(self, rule: str, severity: Severity) -> bool:
-        """Whether the baseline lists only some of the findings."""
-        return (rule, severity) in self.counted
-
-    def identities_of(self, rule: str, severity: Severity) -> Identities | None:
-        """Those of all findings; None where the baseline doesn't know them."""
-        key = (rule, severity)
-        if key in self.counted:
-            return self.counted[key]
-        listed = self.listed[key]
-        return Identities.of(identity for identity, _ in listed) if len(listed) >= self.counts.get(key, 0) else None
-
-
-def _known(baseline: Mapping[str, Any], source: str) -> _Known:
-    hint = "give a file saved with `tokenaudit audit LOG -o findings.json`"
-    if baseline.get("kind") != KIND_AUDIT:
-        raise ResultError(Problem("the baseline is no saved audit", source, hint))
-    if baseline.get("schema_version") != AUDIT_SCHEMA_VERSION:
-        what = f"baseline schema version {baseline.get('schema_version')!r}, which knows findings by other identities"
-        anew = "write it anew with `tokenaudit audit LOG -o FILE.json`, LOG being what it was written of"
-        raise ResultError(Problem(what, source, f"this release reads version {AUDIT_SCHEMA_VERSION}: {anew}"))
-    known = _Known(defaultdict(list), {}, {}, set())
-    try:
-        for entry in baseline["findings"]:
-            lost = entry.get("lost")
-            known.listed[str(entry["name"]), Severity(entry["severity"])].append(
-                (str(entry["identity"]), None if lost is None else (str(lost["kind"]), int(lost["size"])))
-            )
-            if "extent" in entry:
-                known.summed.add((str(entry["identity"]), Severity(entry["severity"])))
-        for rule in baseline["rules"]:
-            for severity, count in rule["counts"].items():
-                known.counts[str(rule["name"]), Severity(severity)] = int(count)
-            for severity, entry in rule.get("identities", {}).items():
-                known.counted[str(rule["name"]), Severity(severity)] = _identities(entry)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = f"damaged baseline: {type(error).__name__}: {error}"
-        raise ResultError(Problem(what, source, hint)) from error
-    return known
-
-
-def _identities(data: Mapping[str, Any]) -> Identities:
-    """Read what `asdict` wrote. Raises a ValueError where it isn't that."""
-    counts, sums = data["counts"], data["sums"]
-    for numbers in (counts, sums):
-        if not isinstance(numbers, list) or len(numbers) != BUCKETS or any(type(one) is not int for one in numbers):
-            raise ValueError(f"identities are no {BUCKETS} whole numbers")
-    return Identities(counts, sums)
-
-
 def report_json(report: AuditReport) -> str:
     """The saved form, with a line feed at the end; equal reports give equal bytes."""
     return json_text(report_data(report))
@@ -294,6 +192,7 @@ def _finding_data(finding: Finding) -> dict[str, Any]:
         "identity": finding.identity,
         **({"lost": dict(zip(("kind", "size"), finding.lost, strict=True))} if finding.lost else {}),
         **({"extent": _extent_data(finding.extent)} if finding.extent else {}),
+        **({"stands_for": finding.stands_for} if finding.stands_for > 1 else {}),
     }
 
 

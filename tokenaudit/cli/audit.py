@@ -96,8 +96,9 @@ def audit(
 ) -> None:
     """Run `tokenaudit audit`."""
     del quiet
+    from tokenaudit.audit.baseline import compared
     from tokenaudit.audit.checks import RULES
-    from tokenaudit.audit.report import compared, of_severity
+    from tokenaudit.audit.report import of_severity
     from tokenaudit.audit.rule import select_rules
     from tokenaudit.audit.session import audit_log
     from tokenaudit.cli.output import check_outputs, emit
