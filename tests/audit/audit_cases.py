@@ -680,8 +680,9 @@ CASES: dict[str, Case] = {
          put(2, 4, 14, train_step=7, tokens=2, model_step=5), *taking(3, 7, 12, 13, 14)],
         [put(1, 3, 12, train_step=7, tokens=2, response_model_steps=[5, 6]), put(2, 4, 14, train_step=7, model_step=6),
          *taking(3, 7, 12, 14)],
-        "1 of 3 responses taken have no token to train (1 of them too old): the batch is in effect 2",
-        config=("policy.max_staleness=8", "policy.max_token_staleness=1"), severity="warning", subject="step 7",
+        "at put 1, taken at 1 step with no token to train (1 of 1 too old); at step 7 the batch is in effect 2 of 3 "
+        "responses; 1 response",
+        config=("policy.max_staleness=8", "policy.max_token_staleness=1"), severity="warning", subject="task default",
     ),
     "step-without-take": Case(
         [put(1, 1), take(2, 3), put(3, 2), take(4, 6)], [put(1, 1), take(2, 3), put(3, 2), take(4, 4)],

@@ -24,7 +24,7 @@ def found(path: Path, rows: list[Row], *names: str) -> list[Finding]:
 
 
 def test_masks_of_responses_cut_at_their_length_are_one_line(tmp_path: Path):
-    names = ("fully-masked-row", "mask-retracted")
+    names = ("fully-masked-row", "mask-retracted", "untrained-response-taken")
     cut = {row["rollout_id"] for row in HEALTHY if row.get("finish_reason") == "length"}
     assert any(row["prior_len"] for row in HEALTHY if row.get("finish_reason") == "length")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenaudit.audit import findings as findings_module
 from tokenaudit.audit.baseline import compared
 from tokenaudit.audit.checks import RULES
-from tokenaudit.audit.findings import Findings, Subject
+from tokenaudit.audit.findings import MOST_SINGLE, Findings, Subject
 from tokenaudit.audit.identities import BUCKETS
 from tokenaudit.audit.report import AuditReport, RuleRun, report_data
 from tokenaudit.audit.rule import Severity
@@ -119,6 +119,30 @@ def test_damaged_identities_are_refused(name: str, wrong: object):
     baseline["rules"][0]["identities"]["error"][name] = wrong
     with pytest.raises(ResultError, match="damaged baseline"):
         new_errors(MANY, baseline)
+
+
+def gaps(steps: Sequence[int], task: str | None) -> AuditReport:
+    """An audit that found these steps, which have no rows."""
+    found = Findings(RULE)
+    found.add_listed([(Subject(task, train_step=step), "broken") for step in steps], "step")
+    found.add_checked(100)
+    run = RuleRun(RULE, found, (), dict(found.counts))
+    return AuditReport("log", 1, 1, 100, 100, 100, None, "", 0, (run,), tuple(found.kept), ())
+
+
+@pytest.mark.parametrize("task", [None, "math"])
+@pytest.mark.parametrize(
+    ("before", "after", "new"), [(30, 40, 0), (30, 3, 0), (3, 3, 0), (3, 4, 1), (MOST_SINGLE, MOST_SINGLE + 1, 1)]
+)
+def test_many_without_rows_are_one_that_a_baseline_knows(
+    before: int, after: int, new: int, task: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(findings_module, "MOST_KEPT", 10_000)
+    baseline = json.loads(json.dumps(report_data(gaps(range(before), task))))
+    report = gaps(range(after), task)
+    assert len(report.findings) == (after if after <= MOST_SINGLE else 1)
+    assert report.findings[0].stands_for == (1 if after <= MOST_SINGLE else after)
+    assert compared(report, baseline, "base.json").count(Severity.ERROR, only_new=True) == new
 
 
 def losses_of(*losses: tuple[str, int]) -> AuditReport:

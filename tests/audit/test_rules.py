@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.audit_cases import CASES, audited, findings_of
+from tests.audit.audit_cases import CASES, Row, audited, findings_of
 from tokenaudit.audit.checks import RULES
+from tokenaudit.audit.findings import MOST_SINGLE
 from tokenaudit.audit.rule import Severity
 
 
@@ -29,6 +30,44 @@ def test_a_rule_passes_what_is_just_right(name: str, tmp_path: Path):
     case = CASES[name]
     config = case.config if case.clean_config is None else case.clean_config
     assert findings_of(audited(tmp_path / "log.parquet", case.clean, config, **case.options), name) == []
+
+
+def over_and_over(rows: list[Row], times: int) -> list[Row]:
+    """The rows again and again, each time with other ids, and with later steps and versions."""
+    later = 1 + max((row["train_step"] for row in rows if row.get("train_step") is not None), default=0)
+    events = 1 + max(row.get("event_id") or 0 for row in rows)
+    by = {
+        "train_step": later, "model_step": later, "start_model_step": later, "event_id": events,
+        "group_id": 1_000, "rollout_id": 1_000,
+    }  # fmt: skip
+    again: list[Row] = []
+    for n in range(times):
+        for row in rows:
+            moved = {name: row[name] + n * step for name, step in by.items() if row.get(name) is not None}
+            versions = row.get("response_model_steps")
+            if versions:
+                moved["response_model_steps"] = [one if one < 0 else one + n * later for one in versions]
+            again.append(row | moved)
+    return again
+
+
+OF_THE_RUN = {
+    "nothing-audited", "structure-implausible", "length-pile-up", "version-unit-suspect", "version-restamped",
+    "sync-interval-mismatch", "version-frozen", "engine-drifts", "group-zero-variance", "group-abandoned",
+    "group-passed-over", "aged-in-queue", "fresh-tokens-lost", "silent-discard", "length-bias", "discard-rate",
+    "batch-never-filled", "batch-shortfall", "dead-group-run", "staleness-convention", "setting-suspect",
+    "cut-called-stop", "multi-update-batch",
+}  # fmt: skip
+"""Rules about a run, in which a fault that comes again is the same or none."""
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - OF_THE_RUN))
+def test_one_cause_makes_one_finding_however_often_it_comes(name: str, tmp_path: Path):
+    case, times = CASES[name], MOST_SINGLE + 1
+    rows = over_and_over(case.found, times)
+    found = findings_of(audited(tmp_path / "log.parquet", rows, case.config, **case.options), name)
+    assert 0 < len(found) == len({finding.identity for finding in found}) <= 2
+    assert max(one.stands_for if one.extent is None else one.extent.count for one in found) >= times
 
 
 def test_codes_and_names_are_unique_and_complete():

@@ -250,7 +250,8 @@ class Findings:
             others = rows[~self.table.is_put[rows]]
             if len(others) > most:
                 first = int(others[0])
-                self._add_first_of(replace(subject(first), task=None), message(first), len(others), severity, cause)
+                text = f"the first of {len(others):,}, {replace(subject(first), task=None)}: {message(first)}"
+                self.add(Subject(), text, severity, cause=cause, stands_for=len(others))
                 rows = rows[self.table.is_put[rows]]
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
@@ -272,40 +273,36 @@ class Findings:
         self.add_rows(subject, np.array(sorted(texts), dtype=np.int64), texts.__getitem__, severity, cause=cause)
 
     def add_listed(
-        self, found: Sequence[tuple[Subject, str]], severity: Severity | None = None, *, rows: Int64s | None = None
+        self,
+        found: Sequence[tuple[Subject, str]],
+        what: str,
+        severity: Severity | None = None,
+        *,
+        rows: Int64s | None = None,
     ) -> None:
         """Add what is wrong with steps, files or the like; of a task with more than `MOST_SINGLE`, one finding.
 
         Args:
             found: who, and what is wrong.
+            what: what one of them is, for the text of the one finding.
             severity: as for `add`.
             rows: put rows concerned, ascending, which give the one finding its extent.
         """
         by_task: defaultdict[str | None, list[tuple[Subject, str]]] = defaultdict(list)
         for subject, text in found:
             by_task[subject.task].append((subject, text))
+        extents = self.table.puts_by_task(rows) if self.table is not None and rows is not None else []
         for task, own in by_task.items():
+            (first, text), of_task = own[0], [one for one in extents if task in (None, one[0])]
+            text = f"the first of {len(own):,} {what}s, {replace(first, task=None)}: {text}"
             if len(own) <= MOST_SINGLE:
-                for subject, text in own:
-                    self.add(subject, text, severity)
-            elif rows is None or self.table is None:
-                self._add_first_of(*own[0], len(own), severity, "")
+                for subject, one in own:
+                    self.add(subject, one, severity)
+            elif of_task:
+                for _, own_rows in of_task:
+                    self.add_extent(own_rows, text, severity)
             else:
-                concerned = self.table.puts_by_task(rows)
-                for name, own_rows in concerned if task is None else [one for one in concerned if one[0] == task]:
-                    self._add_first_of(replace(own[0][0], task=name), own[0][1], len(own), severity, "", own_rows)
-
-    def _add_first_of(
-        self, who: Subject, text: str, count: int, severity: Severity | None, cause: str, rows: Int64s | None = None
-    ) -> None:
-        """Add one finding for many, which quotes the first; with put rows, those of a task, it has their extent."""
-        text = f"the first, {replace(who, task=None)}: {text}"
-        if rows is None or self.table is None:
-            text = f"{text}; {count:,} in all"
-            self.add(Subject(who.task), text, severity, cause=cause, stands_for=count)
-        else:
-            extent = self.table.extent(rows)
-            self.add(Subject(who.task), f"{extent.text(text)}, {count:,} in all", severity, extent=extent, cause=cause)
+                self.add(Subject(task), text, severity, stands_for=len(own))
 
     def _add_sum(
         self,

@@ -50,7 +50,7 @@ class Expired(NamedTuple):
 class Sampled(NamedTuple):
     """A sample event of the log, and the pool in which replay held the group then; None: not held.
 
-    `was_put` says whether the log had put the group before.
+    `put` is the log event of the group's put before; `NEVER` where there is none.
     """
 
     log_event: int
@@ -59,7 +59,7 @@ class Sampled(NamedTuple):
     recorded: Status
     replayed: Status | None
     was_discarded: bool
-    was_put: bool
+    put: int
 
     @property
     def expired_too_early(self) -> bool:
@@ -152,7 +152,7 @@ class _Follower:
         self._held = HeldGroups()
         self._discarded: set[Key] = set()
         self._taken_at: dict[Key, int] = {}
-        self._put_before: set[Key] = set()
+        self._put_before: dict[Key, int] = {}
 
     def at(self, log_event: int) -> None:
         """The next log event is about to be followed."""
@@ -161,13 +161,13 @@ class _Follower:
         if kind == _SAMPLE:
             pool = self._held.status(key)
             recorded = next(self._recorded_pools[key])
-            was_put = key in self._put_before
-            self._run.samples.append(Sampled(log_event, *key, recorded, pool, key in self._discarded, was_put))
+            put = self._put_before.get(key, NEVER)
+            self._run.samples.append(Sampled(log_event, *key, recorded, pool, key in self._discarded, put))
         elif kind == _PUT:
             held = self._held.status(key)
             if held is not None or key in self._taken_at:
                 self._run.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
-            self._put_before.add(key)
+            self._put_before[key] = log_event
 
     def watched(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
         """The same events, noted."""

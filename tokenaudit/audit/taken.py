@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.findings import Subject
 from tokenaudit.audit.puts import PutRun
 from tokenaudit.audit.replayed_run import NEVER, ReplayedRun
 from tokenaudit.audit.table import LogTable
@@ -98,16 +97,15 @@ class TrainedResponse(NamedTuple):
     """A response whose mask at the take is recorded: its put row, and the runs where it isn't the recomputed one."""
 
     row: int
-    subject: Subject
     train_step: int
     limit: int | None
     wrong: tuple[TrainedRun, ...]
 
 
 class Misfit(NamedTuple):
-    """A mask on a take row that isn't as long as its response: whose, its values, and the response's tokens."""
+    """A mask on a take row that isn't as long as its response: the put row, its values, and the response's tokens."""
 
-    subject: Subject
+    row: int
     mask_values: int
     tokens: int
 
@@ -153,7 +151,7 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
         tokens = sum(run.tokens for run in runs)
         if tokens != len(mask):
             if put_row != row:
-                misfits.append(Misfit(table.subject(put_row), len(mask), tokens))
+                misfits.append(Misfit(put_row, len(mask), tokens))
             continue
         responses += 1
         task = table.tasks[int(table["task"][put_row])]
@@ -162,7 +160,7 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
         fresh[task] += sum(run.trainable for run in found if not run.is_stale)
         differing = tuple(run for run in found if run.is_wrong)
         if differing:
-            wrong.append(TrainedResponse(put_row, table.subject(put_row), step, limit, differing))
+            wrong.append(TrainedResponse(put_row, step, limit, differing))
     return TrainedMasks(responses, fresh, tuple(wrong), tuple(misfits))
 
 

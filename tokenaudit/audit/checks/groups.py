@@ -115,6 +115,7 @@ def _fan_out(table: LogTable) -> Iterator[tuple[Int64s, dict[int, Int64s]]]:
       "reward")  # fmt: skip
 def _fan_out_overweight(case: Case, findings: Findings) -> None:
     table = case.table
+    texts: dict[int, str] = {}
     for rows, by_rollout in _fan_out(table):
         findings.add_checked(1, "puts with split rollouts")
         rewards = table["reward"]
@@ -124,7 +125,8 @@ def _fan_out_overweight(case: Case, findings: Findings) -> None:
         per_rollout = float(np.mean([np.mean(rewards[own]) for own in by_rollout.values()]))
         if per_row != per_rollout:
             text = f"{len(rows)} rows from {plural(len(by_rollout), 'rollout')}: baseline per row {per_row:.2f}, per"
-            findings.add(table.group_subject(int(rows[0])), f"{text} rollout {per_rollout:.2f}")
+            texts[int(rows[0])] = f"{text} rollout {per_rollout:.2f}"
+    findings.add_texts(table.group_subject, texts)
 
 
 @rule("G004", "fan-out-reward-conflict", Severity.ERROR,
@@ -133,6 +135,7 @@ def _fan_out_overweight(case: Case, findings: Findings) -> None:
       "reward")  # fmt: skip
 def _fan_out_reward_conflict(case: Case, findings: Findings) -> None:
     table = case.table
+    texts: dict[int, str] = {}
     for _, by_rollout in _fan_out(table):
         for own in by_rollout.values():
             findings.add_checked(1, "rollouts in a put with split ones")
@@ -140,7 +143,8 @@ def _fan_out_reward_conflict(case: Case, findings: Findings) -> None:
             known = np.unique(rewards[~np.isnan(rewards)])
             if len(known) > 1:
                 listed = ", ".join(f"{value:g}" for value in known[:4])
-                findings.add(table.subject(int(own[0])), f"{len(own)} rows with the rewards {listed}")
+                texts[int(own[0])] = f"{len(own)} rows with the rewards {listed}"
+    findings.add_texts(table.subject, texts)
 
 
 @rule("G005", "group-filter-split", Severity.WARNING,
@@ -150,6 +154,7 @@ def _group_filter_split(case: Case, findings: Findings) -> None:
     table = case.table
     taken_rows = {row for take in case.takes for row in take.put_rows}
     is_filtered = table["status"] == _FILTERED
+    texts: dict[Severity, dict[int, str]] = {Severity.ERROR: {}, Severity.WARNING: {}}
     for rows in _put_spans(table) if (table.is_put & is_filtered).any() else ():
         filtered = is_filtered[rows]
         if not filtered.any() or filtered.all():
@@ -160,8 +165,9 @@ def _group_filter_split(case: Case, findings: Findings) -> None:
         text += "; the rest has zero spread" if len(spread) == 1 and len(kept) > 1 else ""
         is_taken = not taken_rows.isdisjoint(rows.tolist())
         text += "; the group was taken" if is_taken else "; the group is discarded whole"
-        level = Severity.ERROR if is_taken else None
-        findings.add(table.group_subject(int(rows[0])), text, level)
+        texts[Severity.ERROR if is_taken else Severity.WARNING][int(rows[0])] = text
+    for level, own in texts.items():
+        findings.add_texts(table.group_subject, own, level)
     findings.add_checked(int(table.is_put.sum()))
 
 
@@ -192,16 +198,18 @@ def _group_zero_variance(case: Case, findings: Findings) -> None:
 def _unfinished_row_trained(case: Case, findings: Findings) -> None:
     table = case.table
     texts: dict[int, str] = {}
+    unknown: list[tuple[Subject, str]] = []
     for take in case.takes:
         if not take.put_rows:
             task, rollout_id = int(table["task"][take.row]), int(table["rollout_id"][take.row])
             text = f"taken at step {take.train_step}, but never put before"
-            findings.add(Subject(table.tasks[task], None, rollout_id), text)
+            unknown.append((Subject(table.tasks[task], None, rollout_id), text))
         for row in take.put_rows:
             status = int(table["status"][row])
             if status >= 0 and status != _COMPLETED:
                 texts[row] = f"{STATUSES[status]} response taken at step {take.train_step}"
     findings.add_texts(table.subject, texts)
+    findings.add_listed(unknown, "response")
     findings.add_checked(len(case.takes), "recorded takes")
 
 
@@ -239,6 +247,7 @@ def _group_members_changed(case: Case, findings: Findings) -> None:
     findings.add_extent(anew, _epochs_text(table), cause="epochs")
     changed = np.flatnonzero(same_group & (members[before] != members[now]) & ~anew[rows[starts[now]]])
     ends = np.append(starts[1:], len(rows))
+    texts: dict[int, str] = {}
     for index in changed[np.argsort(now[changed])].tolist():
         earlier, later = (
             set(rollout[starts[put] : ends[put]].tolist()) for put in (int(before[index]), int(now[index]))
@@ -248,7 +257,8 @@ def _group_members_changed(case: Case, findings: Findings) -> None:
             for what, ids in (("missing", sorted(earlier - later)), ("new", sorted(later - earlier)))
             if ids
         ]
-        findings.add(table.group_subject(int(rows[starts[now[index]]])), " and ".join(parts))
+        texts[int(rows[starts[now[index]]])] = " and ".join(parts)
+    findings.add_texts(table.group_subject, texts)
 
 
 def _epochs_text(table: LogTable) -> Callable[[Int64s], str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.epochs import begun_anew
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.replayed_run import NEVER
+from tokenaudit.audit.replayed_run import NEVER, Sampled
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
 from tokenaudit.config.warnings import config_warnings
@@ -39,14 +41,18 @@ def _id_reused(case: Case, findings: Findings) -> None:
     # Prompts of another epoch are for G010, which says so once.
     table, anew = case.table, begun_anew(case.table)
     of_epochs = {*zip(table["task"][anew].tolist(), table["group_id"][anew].tolist(), strict=True)}
+    waits: dict[int, str] = {}
+    taken: dict[int, str] = {}
     for again in replayed.put_again:
         row = int(replayed.put_rows(again.log_event)[0])
         if (int(table["task"][row]), again.group_id) in of_epochs:
             continue
         if again.held is Status.COMPLETED:
-            findings.add(case.table.group_subject(row), "put again while it waits as completed")
+            waits[row] = "put again while it waits as completed"
         elif again.taken_at != NEVER:
-            findings.add(case.table.group_subject(row), f"put again after the take of step {again.taken_at}")
+            taken[row] = f"put again after the take of step {again.taken_at}"
+    findings.add_texts(table.group_subject, waits, cause="waits")
+    findings.add_texts(table.group_subject, taken, cause="taken")
 
 
 @rule("L022", "sample-mismatch", Severity.WARNING,
@@ -56,16 +62,23 @@ def _id_reused(case: Case, findings: Findings) -> None:
 def _sample_mismatch(case: Case, findings: Findings) -> None:
     """Samples that the rules about expiry don't report; groups put before the log begins are left out."""
     findings.add_checked(len(case.replayed.samples), "samples")
+    texts: dict[Sampled, str] = {}
     for sample in case.replayed.samples:
         if sample.replayed is None:
-            is_mismatch, where = sample.was_put and not sample.was_discarded, "isn't held"
+            is_mismatch, where = sample.put != NEVER and not sample.was_discarded, "isn't held"
         else:
             is_of_expiry = sample.expired_too_early or sample.expired_too_late
             is_mismatch = sample.recorded is not sample.replayed and not is_of_expiry
             where = f"waits as {sample.replayed}"
         if is_mismatch:
-            text = f"sampled from the {sample.recorded} pool, while it {where}"
-            findings.add(Subject(sample.task, sample.group_id), text)
+            texts[sample] = f"sampled from the {sample.recorded} pool, while it {where}"
+    add_samples(case, findings, texts)
+
+
+def add_samples(case: Case, findings: Findings, texts: Mapping[Sampled, str]) -> None:
+    """Add what is wrong with sample events; of a task with many, one finding with the puts of these groups before."""
+    texts_of = {int(case.replayed.put_rows(sample.put)[0]): text for sample, text in texts.items()}
+    findings.add_texts(lambda row: replace(case.table.group_subject(row), put=None), texts_of, cause="samples")
 
 
 @rule("L023", "put-without-sample", Severity.WARNING,
@@ -75,10 +88,12 @@ def _sample_mismatch(case: Case, findings: Findings) -> None:
 def _put_without_sample(case: Case, findings: Findings) -> None:
     replayed = case.replayed
     findings.add_checked(len(replayed.put_again), "puts of groups that wait or were taken")
-    for again in replayed.put_again:
-        if again.held in (Status.ABORTED, Status.EXPIRED):
-            row = int(replayed.put_rows(again.log_event)[0])
-            findings.add(case.table.group_subject(row), f"put again while it waits as {again.held}")
+    texts = {
+        int(replayed.put_rows(again.log_event)[0]): f"put again while it waits as {again.held}"
+        for again in replayed.put_again
+        if again.held in (Status.ABORTED, Status.EXPIRED)
+    }
+    findings.add_texts(case.table.group_subject, texts)
 
 
 @rule("L016", "duplicate-consumption", Severity.ERROR,
@@ -88,6 +103,8 @@ def _put_without_sample(case: Case, findings: Findings) -> None:
 def _duplicate_consumption(case: Case, findings: Findings) -> None:
     table = case.table
     taken_at: dict[tuple[int, int, int], int] = {}
+    texts: dict[int, str] = {}
+    unknown: list[tuple[Subject, str]] = []
     for take in case.takes:
         findings.add_checked(1, "recorded takes")
         # The same id in another group is another response.
@@ -97,9 +114,13 @@ def _duplicate_consumption(case: Case, findings: Findings) -> None:
         is_segment = before == take.train_step and len(take.put_rows) > 1
         if before != NEVER and not is_segment:
             text = f"trained at steps {before} and {take.train_step}"
-            subject = table.subject(take.put_rows[0]) if take.put_rows else Subject(table.tasks[key[0]], None, key[1])
-            findings.add(subject, text)
+            if take.put_rows:
+                texts[take.put_rows[0]] = text
+            else:
+                unknown.append((Subject(table.tasks[key[0]], None, key[1]), text))
         taken_at[key] = take.train_step
+    findings.add_texts(table.subject, texts)
+    findings.add_listed(unknown, "response")
 
 
 @rule("L018", "run-restart", Severity.INFO,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import groupby
 from statistics import median
+
+import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
@@ -17,6 +20,7 @@ from tokenaudit.contracts.schema import EventKind
 from tokenaudit.explain.losses import bound_most
 from tokenaudit.lifecycle.events import Fate
 from tokenaudit.lifecycle.types import Status
+from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, STATUS_CODE
 
 STARVED_AFTER = 3
@@ -79,18 +83,23 @@ def _starved_group(case: Case, findings: Findings) -> None:
     taken = {(entry.event.task_name, entry.event.group_id) for entry in replayed.taken}
     steps: dict[Key, list[int]] = defaultdict(list)
     tokens = Counter[Key]()
+    last_put: dict[Key, int] = {}
     for expired in replayed.expired:
         key = expired.event.task_name, expired.event.group_id
+        last_put[key] = expired.put
         steps[key].append(expired.event.train_step)
         tokens[key] += expired.tokens
     findings.add_checked(len(steps), "groups that expired")
+    texts: dict[int, str] = {}
     for (task, group_id), when in steps.items():
         if len(when) >= STARVED_AFTER and (task, group_id) not in taken:
             listed = ", ".join(map(str, when[:6])) + (", …" if len(when) > 6 else "")
             text = f"expired {len(when)} times (steps {listed}), never trained"
             findings.cost_tokens += tokens[task, group_id]
             bound = replayed.losses.groups[task, group_id].bound_by
-            findings.add(Subject(task, group_id), text if bound is None else f"{text}; most was lost by {bound}")
+            row = int(replayed.put_rows(last_put[task, group_id])[0])
+            texts[row] = text if bound is None else f"{text}; most was lost by {bound}"
+    findings.add_texts(lambda row: replace(case.table.group_subject(row), put=None), texts)
 
 
 @rule("L012", "length-bias", Severity.WARNING,
@@ -236,9 +245,13 @@ def _dead_group_run(case: Case, findings: Findings) -> None:
     for code, task in enumerate(replayed.digest.tasks):
         puts = ((events.kind == _PUT) & (events.task == code)).nonzero()[0].tolist()
         findings.add_checked(len(puts), "puts")
+        found: list[tuple[Subject, str]] = []
+        rows: list[Int64s] = []
         for is_useless, run in groupby(puts, key=useless.__contains__):
             dead = list(run)
             if is_useless and len(dead) >= DEAD_RUN:
                 first, last = (int(events.group_id[put]) for put in (dead[0], dead[-1]))
                 text = f"{len(dead)} puts in a row contributed nothing (groups {first} to {last})"
-                findings.add(Subject(task, first), text)
+                found.append((Subject(task, first), text))
+                rows += [replayed.put_rows(put) for put in dead]
+        findings.add_listed(found, "run", rows=np.concatenate(rows) if rows else None)

@@ -156,9 +156,11 @@ def _trained_mask_length(case: Case, findings: Findings) -> None:
         lambda row: f"{plural(int(lengths[row]), 'mask value')} for {plural(int(tokens[row]), 'token')}",
     )  # fmt: skip
     findings.add_checked(int(checked.sum()))
-    for misfit in case.trained.misfits:
-        text = f"{plural(misfit.mask_values, 'mask value')} for {plural(misfit.tokens, 'token')} at the take"
-        findings.add(misfit.subject, text)
+    texts = {
+        misfit.row: f"{plural(misfit.mask_values, 'mask value')} for {plural(misfit.tokens, 'token')} at the take"
+        for misfit in case.trained.misfits
+    }
+    findings.add_texts(table.subject, texts, cause="take")
 
 
 @rule("M008", "trained-mask-mismatch", Severity.ERROR,
@@ -195,8 +197,13 @@ def _rows_with(tokens: Counter[int]) -> Int64s:
       "trained_mask", Fact.TAKES, Fact.TOKEN_RULE)  # fmt: skip
 def _stale_token_trained(case: Case, findings: Findings) -> None:
     findings.add_checked(case.trained.responses, "masks at the take")
+    texts: dict[int, str] = {}
     for response in case.trained.wrong:
-        for run in response.wrong:
-            if run.is_stale and run.trained:
-                text = f"{plural(run.trained, 'token')} of staleness {run.age} trained at step {response.train_step}"
-                findings.add(response.subject, f"{text}, token limit {response.limit}")
+        stale = [run for run in response.wrong if run.is_stale and run.trained]
+        if stale:
+            ages = [run.age for run in stale]
+            age = f"{min(ages)} to {max(ages)}" if min(ages) < max(ages) else f"{ages[0]}"
+            tokens = plural(sum(run.trained for run in stale), "token")
+            where = f"at step {response.train_step}, token limit {response.limit}"
+            texts[response.row] = f"{tokens} of staleness {age} trained {where}"
+    findings.add_texts(case.table.subject, texts)

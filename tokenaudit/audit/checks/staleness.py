@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokenaudit.audit.case import Case
+from tokenaudit.audit.checks.lifecycle import add_samples
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
@@ -82,6 +83,7 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
     table, config = case.table, case.known_config
     put_as_expired = table.known & (table["status"] == _EXPIRED) & (table["tokens"] > 0)
     findings.add_checked(int(put_as_expired.sum()), "responses put as expired")
+    texts: dict[int, str] = {}
     for row in np.flatnonzero(put_as_expired).tolist():
         task, step = table.tasks[int(table["task"][row])], int(table["train_step"][row])
         runs = case.replayed.puts.runs(row)
@@ -91,13 +93,16 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
         fresh = [run.trainable for run, version in zip(runs, versions, strict=False) if is_fresh(version, oldest)]
         if versions and any(fresh) and not is_too_old(min(versions), newest_too_old(step, limit)):
             age = staleness(min(versions), step)
-            text = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
-            findings.add(table.subject(row), text)
-    for sample in case.replayed.samples:
-        findings.add_checked(1, "responses put as expired and samples")
-        if sample.expired_too_early:
-            text = f"sampled from the expired pool, while it is {sample.replayed} under the config"
-            findings.add(Subject(sample.task, sample.group_id), text)
+            texts[row] = f"status expired at step {step}, but staleness {age} is below the limit {limit}"
+    findings.add_texts(table.subject, texts)
+    samples = case.replayed.samples
+    findings.add_checked(len(samples), "responses put as expired and samples")
+    early = {
+        one: f"sampled from the expired pool, while it is {one.replayed} under the config"
+        for one in samples
+        if one.expired_too_early
+    }
+    add_samples(case, findings, early)
 
 
 @rule("L005", "expired-too-late", Severity.WARNING,
@@ -105,11 +110,10 @@ def _expired_too_early(case: Case, findings: Findings) -> None:
       "Refresh staleness at every step, and count the oldest token.",
       Fact.TIMELINE)  # fmt: skip
 def _expired_too_late(case: Case, findings: Findings) -> None:
-    for sample in case.replayed.samples:
-        findings.add_checked(1, "samples")
-        if sample.expired_too_late:
-            text = "sampled from the aborted pool, though it had expired under the config"
-            findings.add(Subject(sample.task, sample.group_id), text)
+    samples = case.replayed.samples
+    findings.add_checked(len(samples), "samples")
+    text = "sampled from the aborted pool, though it had expired under the config"
+    add_samples(case, findings, {one: text for one in samples if one.expired_too_late})
 
 
 @rule("L006", "expired-retained", Severity.WARNING,
@@ -117,11 +121,14 @@ def _expired_too_late(case: Case, findings: Findings) -> None:
       "Drop the group, or set tail_batch_trigger_size to 0 or more.",
       Fact.TIMELINE, Fact.NO_RETRY)  # fmt: skip
 def _expired_retained(case: Case, findings: Findings) -> None:
-    for sample in case.replayed.samples:
-        findings.add_checked(1, "samples")
-        if sample.was_discarded and sample.replayed is None:
-            text = f"sampled from the {sample.recorded} pool, though the config had discarded it"
-            findings.add(Subject(sample.task, sample.group_id), text)
+    samples = case.replayed.samples
+    findings.add_checked(len(samples), "samples")
+    retained = {
+        one: f"sampled from the {one.recorded} pool, though the config had discarded it"
+        for one in samples
+        if one.was_discarded and one.replayed is None
+    }
+    add_samples(case, findings, retained)
 
 
 @rule("L007", "recorded-staleness-mismatch", Severity.ERROR,
@@ -192,6 +199,7 @@ def _definition(case: Case, rows: Int64s, expected: Int64s) -> str | None:
 def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
     replayed = case.replayed
     limits = {task: replayed.config.token_stale_threshold(task) for task in replayed.digest.tasks}
+    texts: dict[int, str] = {}
     for taken in replayed.taken:
         step, limit = taken.event.train_step, limits[taken.event.task_name]
         if limit is None or not taken.event.responses.measures.is_agentic:
@@ -200,8 +208,8 @@ def _agentic_exempt_stale(case: Case, findings: Findings) -> None:
         stale = count_fresh(taken.event.responses.trainable_by_version(), step, limit, {})
         if stale:
             text = f"{plural(stale, 'token')} beyond the token limit {limit} trained at step {step}, because the token"
-            row = int(replayed.put_rows(taken.put)[0])
-            findings.add(case.table.group_subject(row), f"{text} rule spares groups with an agentic member")
+            texts[int(replayed.put_rows(taken.put)[0])] = f"{text} rule spares groups with an agentic member"
+    findings.add_texts(case.table.group_subject, texts)
 
 
 @rule("L020", "staleness-convention", Severity.INFO,

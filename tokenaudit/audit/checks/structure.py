@@ -52,9 +52,10 @@ def _nothing_audited(case: Case, findings: Findings) -> None:
       "Record the number of train steps in the weights, not a label.")  # fmt: skip
 def _noted_of_files(case: Case, findings: Findings) -> None:
     """What was noted about the files while they were opened and read."""
-    for note in case.files.notes:
-        if note.rule == findings.rule.name:
-            findings.add(Subject(file=note.file), note.message, note.severity)
+    own = [note for note in case.files.notes if note.rule == findings.rule.name]
+    for severity in dict.fromkeys(note.severity for note in own):
+        of_files = [(Subject(file=note.file), note.message) for note in own if note.severity is severity]
+        findings.add_listed(of_files, "file", severity)
     findings.add_checked(case.files.named, "files")
 
 
