@@ -24,6 +24,9 @@ METRIC_BOUND = {"float32": 1e-4, "float64": 1e-7}
 BACKENDS = {"numpy": NumpyArrays(), "torch": TorchArrays(torch.device("cpu"))}
 
 UNSPECIFIED: dict[str, tuple[str, ...]] = {
+    "areal": ("^n_", "masked_token_ratio", "pg_loss"),
+    "openrlhf": ("actor_loss", "clip_ratio", "ppo_kl"),
+    "prime-rl": ("^loss$", "^ref_kl$"),
     "verl": ("rollout_is_seq_fraction", r"rollout_rs_.*_(mean|max|min|std|fraction_high|fraction_low|max_deviation)$"),
     "xtuner": ("valid", "rollout_is_m[ai][xn]", "catastrophic", "ratio_fraction", "_std", "eff_sample", "_seq_"),
 }
@@ -74,10 +77,11 @@ def test_a_correction_does_what_its_trainer_did(case: dict[str, Any], backend: s
         weight = xp.host(applied.weight).astype(np.float64)
         wanted = flat(expected["weight"])
         np.testing.assert_allclose(weight[~lenient], wanted[~lenient], rtol=bound, atol=bound)
-    metrics = correction.metrics({name: xp.host(values) for name, values in applied.stats.items()})
+    stats = {name: xp.host(values) for name, values in applied.stats.items()}
+    metrics = correction.metrics(stats) | {name: list(found) for name, found in correction.per_response(stats).items()}
     skipped = UNSPECIFIED.get(correction.TRAINER, ())
     wanted_metrics = {
-        name: float(value)
+        name: [float(part) for part in value] if isinstance(value, list) else float(value)
         for name, value in expected["metrics"].items()
         if not any(re.search(part, name) for part in skipped)
     }

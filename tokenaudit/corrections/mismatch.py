@@ -12,12 +12,14 @@ LOG_RATIO_LIMIT = 20.0
 """Log ratios are cut here before exp, by several trainers."""
 
 
+def rollout_sum(tokens: Tokens) -> Array:
+    """Sum of the engine's log-probabilities over the tokens in the loss of each response, shape [R]."""
+    return tokens.once("rollout_sum", lambda: tokens.sum(tokens.rollout))
+
+
 def mismatch_stats(tokens: Tokens) -> dict[str, Array]:
     """Sums over the tokens in the loss of each response: what `mismatch` is worked out from."""
-    xp, exact = tokens.xp, tokens.dtype
-
-    def k3() -> Array:
-        return tokens.sum(tokens.ratio - tokens.log_ratio - 1)
+    xp = tokens.xp
 
     def squared() -> Array:
         ratio = tokens.clipped_ratio(LOG_RATIO_LIMIT)
@@ -29,9 +31,9 @@ def mismatch_stats(tokens: Tokens) -> dict[str, Array]:
     return {
         "count": tokens.count,
         "log_ratio": tokens.log_ratio_sum,
-        "rollout": tokens.once(f"rollout_sum {exact}", lambda: tokens.sum(tokens.rollout)),
-        "trained": tokens.once(f"trained_sum {exact}", lambda: tokens.sum(tokens.trained)),
-        "k3": tokens.once("k3_sum", k3),
+        "rollout": rollout_sum(tokens),
+        "trained": tokens.once("trained_sum", lambda: tokens.sum(tokens.trained)),
+        "k3": tokens.once("k3_sum", lambda: tokens.sum(tokens.k3)),
         "squared": tokens.once("squared_sum", squared),
         "distance": tokens.once("distance_sum", distance),
     }

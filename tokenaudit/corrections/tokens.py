@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -45,6 +47,24 @@ class Tokens:
         self._all_in_loss = bool(mask.all())
         self._known: dict[str, Array] = {}
 
+    def with_mask(self, mask: Array) -> Self:
+        """The same tokens, fewer of them in the loss."""
+        other = copy(self)
+        other.mask = mask
+        other._all_in_loss = False
+        other._known = {name: self._known[name] for name in ("log_ratio", "ratio") if name in self._known}
+        return other
+
+    def in_float32(self) -> Self:
+        """The same tokens in float32."""
+        if self.dtype == "float32":
+            return self
+        other = copy(self)
+        other.dtype = "float32"
+        other.rollout, other.trained = (self.xp.cast(part, "float32") for part in (self.rollout, self.trained))
+        other._known = {}
+        return other
+
     def once(self, name: str, compute: Callable[[], Array]) -> Array:
         """What was computed under a name before, else what `compute` gives now."""
         if name not in self._known:
@@ -65,6 +85,16 @@ class Tokens:
     def ratio(self) -> Array:
         """Trainer's probability over the engine's, shape [N]; infinite where that overflows."""
         return self.once("ratio", lambda: self.xp.exp(self.log_ratio))
+
+    @property
+    def k3(self) -> Array:
+        """Schulman's estimate of the divergence of each token, shape [N]: ratio - log ratio - 1."""
+        return self.once("k3", lambda: self.ratio - self.log_ratio - 1)
+
+    @property
+    def probability_gap(self) -> Array:
+        """Trainer's probability minus the engine's, shape [N]."""
+        return self.once("probability_gap", lambda: self.xp.exp(self.trained) - self.xp.exp(self.rollout))
 
     def clipped_log_ratio(self, limit: float) -> Array:
         """`log_ratio` between -limit and limit."""

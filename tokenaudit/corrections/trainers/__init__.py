@@ -7,6 +7,10 @@ from importlib import import_module
 from tokenaudit.corrections.correction import Correction
 
 TRAINERS = {
+    "areal": ("areal", "Areal"),
+    "openrlhf": ("openrlhf", "OpenRlhf"),
+    "prime-rl": ("prime", "PrimeRl"),
+    "tinker": ("tinker", "Tinker"),
     "verl": ("verl", "Verl"),
     "xtuner": ("xtuner", "Xtuner"),
 }
