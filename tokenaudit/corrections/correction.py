@@ -74,6 +74,6 @@ class Correction(BaseModel):
     def metrics(self, stats: Stats) -> dict[str, float]:
         """The figures that the trainer logs for a batch, under its names, from the `stats` of all of its responses."""
 
-    def per_response(self, stats: Stats) -> dict[str, np.ndarray]:  # noqa: ARG002 - a subclass needs them
+    def per_response(self, stats: Stats) -> dict[str, np.ndarray]:
         """Figures of which the trainer logs one per response, each of shape [R]; `metrics` holds their means."""
         return {}

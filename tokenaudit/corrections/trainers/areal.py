@@ -147,7 +147,7 @@ class Areal(Correction):
 
 
 def _smallest_squares(tokens: Tokens, threshold: float) -> Array:
-    """M2PO's mask: most tokens whose squared log ratios have a mean below a threshold, the smallest first; at least one.
+    """M2PO's mask: the smallest squared log ratios, as many as have a mean below a threshold; at least one.
 
     Of equal ones at the limit the last are kept, as by the trainer's sort.
     """
