@@ -67,6 +67,7 @@ def tables(draw: st.DrawFn) -> list[Row]:
                 "response_mask": optional(st.lists(st.integers(0, 2), min_size=length, max_size=length)),
                 "logprobs": optional(st.lists(finite, min_size=length, max_size=length)),
                 "reward": optional(finite),
+                "advantage": optional(finite),
                 "agentic": optional(st.booleans()),
                 "time_us": optional(st.integers(0, 2**40)),
             }
@@ -286,6 +287,7 @@ def test_arrays_of_parquet_are_lists_whatever_their_type(tmp_path: Path):
         ("version_precision", "start", "start"),
         ("reward", "True", 1.0),
         ("reward", "inf", None),
+        ("advantage", "-0.5", -0.5),
         ("tool_turns", "3.0", 3),
         ("tool_turns", math.nan, None),
         ("time_us", "1970-01-01T00:00:01.000002Z", 1_000_002),

@@ -162,6 +162,7 @@ def test_trl_batches_of_several_iterations_count_once(tmp_path: Path):
     log = imported_real("trl_reused_batch", tmp_path, "trl")
     table = pq.read_table(tmp_path / "trl_reused_batch" / "completions_00001.parquet")
     assert (len(log.column("reward")), set(log.column("train_step"))) == (table.num_rows, {1})
+    assert log.column("advantage") == table["advantage"].to_pylist()
     assert takes(log) == [(1, table.num_rows // 8)]
     assert any(limit.startswith("batches that several steps trained on") for limit in log.imports.limits)
 

@@ -432,6 +432,7 @@ def test_a_disk_that_fails_is_told_and_the_rows_are_kept_until_it_works(
         ({"rollout_id": 1, "response_len": 1, "reward": "good"}, "reward is 'good'"),
         ({"rollout_id": 1, "response_len": 1, "agentic": 1}, "agentic is 1"),
         ({"rollout_id": 1, "response_len": 1, "reward": 10**400}, "reward is 1000"),
+        ({"rollout_id": 1, "response_len": 1, "advantage": [0.5]}, "advantage is \\[0.5\\]"),
         ({"rollout_id": 1, "response_len": 10**5000}, "response_len is int"),
         ({"rollout_id": 1, "response_len": 1, "status": np.array([1, 2])}, "unknown status array"),
         ({"rollout_id": 1, "response_len": 1, "finish_reason": "\ud800"}, r"finish_reason is '\\ud800'"),
@@ -467,11 +468,12 @@ def test_no_value_keeps_the_other_events_of_its_part_from_being_written(token_co
             recorder.put([response | values], group_id=1, train_step=1, model_step=0)
     rewards = [np.float16(1), np.int64(2), 3, np.longdouble(4), 2**70]
     for reward in rewards:
-        recorder.put([response | {"reward": reward}], group_id=1, train_step=1, model_step=0)
+        recorder.put([response | {"reward": reward, "advantage": reward}], group_id=1, train_step=1, model_step=0)
     recorder.close()
     # two tasks in two kinds of events, and the flawed lists
     assert recorder.rejected_events == 4 + len(flawed)
-    assert [row["reward"] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
+    for name in ("reward", "advantage"):
+        assert [row[name] for row in rows_of(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 2.0**70]
 
 
 def test_a_response_may_name_the_version_of_its_own(tmp_path: Path):

@@ -106,6 +106,7 @@ def test_samples_have_what_the_worker_sent(tmp_path: Path):
             assert row["logprobs"] == sample["old_log_probs"][first:]
             reward = sample["metrics"]["reward"]
             assert row["reward"] == (None if math.isnan(reward) else reward)
+            assert row["advantage"] == sample["advantage"]
             # the version that was live when the group began, and the newest there was when the sample came
             assert row["version_precision"] == ("exact" if row["model_step_end"] is None else "start")
             assert row["model_step_end"] is None or row["model_step_end"] > row["model_step"]

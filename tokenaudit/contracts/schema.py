@@ -196,6 +196,7 @@ COLUMNS: tuple[Column, ...] = (
     _read("agentic", ColumnType.FLAG, _PUT, "agentic response; it exempts its whole group from the token rule"),
     _read("reward", ColumnType.REAL, _PUT, "null or not finite: unscored"),
     _read("batch_size", ColumnType.INTEGER, (EventKind.TAKE,), "groups asked for of this task"),
+    Column("advantage", ColumnType.REAL, _PUT, "advantage the trainer gave the response; null or not finite: unknown"),
     Column("logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the rollout weights"),
     Column("train_logprobs", ColumnType.REAL_LIST, _PUT, "log-probabilities under the trained weights"),
     Column(
@@ -251,6 +252,7 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "agentic": ("is_agentic", "agent", "is_agent"),
     "reward": ("rewards", "score", "scores", "raw_reward"),
+    "advantage": ("adv", "advantages", "sequence_advantage", "response_advantage"),
     "logprobs": (
         "rollout_log_probs", "rollout_logprobs", "log_probs", "logprob", "behavior_logprobs", "old_log_probs",
     ),

@@ -46,11 +46,12 @@ def _read(files: Sequence[Path], context: Context) -> Iterator[Imported]:
         values = [number(data.get(name), name) for name in rewards]
         scored = [value for value in values if value is not None]
         row = unversioned_row(next(rollout_ids), sum(scored) if scored else None)
+        row["advantage"] = number(data.get("advantage"), "advantage")
         return TrainedResponse(step, GroupKey(context.task(None), prompts.group_of(data["prompt"])), row)
 
     def columns(schema: pa.Schema) -> list[str]:
         rewards[:] = _reward_columns(schema, context)
-        return [name for name in schema.names if name in _READ or name in rewards]
+        return [name for name in schema.names if name in _COLUMNS or name in rewards]
 
     for path in files:
         records = parquet_records(path, columns, context)
@@ -102,7 +103,7 @@ IMPORTER = Importer(
     read=_read,
     suffixes=(".parquet",),
     precisions=(Precision.NONE,),
-    reads=("group_id", "rollout_id", "reward", "take"),
+    reads=("group_id", "rollout_id", "reward", "advantage", "take"),
     lacks=(Lack.DROPPED, Lack.VERSIONS, Lack.MASK, Lack.LENGTHS, Lack.GROUPS, Lack.LOGGED_STEPS),
     shapes=(Shape("TRL", "f2cd5771", "completions/completions_<step>.parquet", (Gives.REWARDS, Gives.TAKES)),),
 )

@@ -50,6 +50,7 @@ _TYPES: dict[str, pa.DataType] = {
     "train_logprobs": pa.list_(pa.float32()),
     "agentic": pa.bool_(),
     "reward": pa.float64(),
+    "advantage": pa.float64(),
     "finish_reason": pa.string(),
     "version_precision": pa.string(),
     VERSION_RUNS: pa.list_(RUN_TYPE),

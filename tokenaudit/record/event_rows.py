@@ -21,6 +21,7 @@ RESPONSE_COLUMNS: dict[str, ColumnType] = {
 
 MASK_COLUMNS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is ColumnType.MASK_LIST)
 """Token columns whose values are 0 or 1."""
+_REALS = tuple(name for name, kind in RESPONSE_COLUMNS.items() if kind is ColumnType.REAL)
 
 _LARGEST_WIDE = dict.fromkeys(("group_id", "rollout_id"), 2**63 - 2) | dict.fromkeys(
     ("time_us", "generate_time_us"), 2**63 - 1
@@ -150,7 +151,7 @@ def event_row(event: EventKind, **values: int | str | None) -> Row:
 
 
 def _copy_lists(row: Row, where: str) -> Iterator[Problem]:
-    """Put a copy in the place of every token column, and of a reward the float; what can't be one is a problem."""
+    """Put a copy in the place of every token column, and of a real number the float; what can't be one is a problem."""
     for name in TOKEN_COLUMNS:
         value = row.get(name)
         if value is None:
@@ -162,8 +163,9 @@ def _copy_lists(row: Row, where: str) -> Iterator[Problem]:
             row[name] = _token_array(name, value, where)
         except RecordError as error:
             yield from error.problems
-    if _is_real(row.get("reward")):
-        row["reward"] = float(row["reward"])
+    for name in _REALS:
+        if _is_real(row.get(name)):
+            row[name] = float(row[name])
 
 
 def _token_array(name: str, values: Any, where: str) -> np.ndarray[Any, Any]:
@@ -256,9 +258,9 @@ def _problems(values: Row, where: str) -> Iterator[Problem]:
         elif name == "agentic":
             if not isinstance(value, bool | np.bool_):
                 yield Problem(f"agentic is {shown(value)}", where, "it is true or false")
-        elif name == "reward":
+        elif name in _REALS:
             if not _is_real(value):
-                yield Problem(f"reward is {shown(value)}", where, "it is a number")
+                yield Problem(f"{name} is {shown(value)}", where, "it is a number")
         elif name not in TOKEN_COLUMNS:
             yield from integer_problems(name, value, where)
 

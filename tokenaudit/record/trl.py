@@ -109,6 +109,7 @@ class _Run:
         start, live = (self._model_steps[int(of.model_version)] for of in (sample, self._trainer))
         reward = sample.metrics.get("reward")
         columns = response_of(sample.input_ids, sample.completion_mask, sample.old_log_probs)
+        columns["advantage"] = float(sample.advantage)
         # the version is that of the group's beginning; its tokens may be of any since
         versions = span_columns(start, live, mixed=Precision.START)
         return columns | versions | {"reward": None if reward is None or math.isnan(reward) else float(reward)}

@@ -53,7 +53,9 @@ class RolloutWorker:
             ids = [self._random.randint(0, 99) for _ in mask]
             metrics = {"reward": self._random.choice([0.0, 1.0, float("nan")])}
             logprobs = [-0.5 * bit for bit in mask]
-            self.rollout_buffer.put_nowait(RolloutSample([], [], ids, mask, logprobs, 0.0, version, group_id, metrics))
+            advantage = 0.25 * len(mask) - 1
+            sample = RolloutSample([], [], ids, mask, logprobs, advantage, version, group_id, metrics)
+            self.rollout_buffer.put_nowait(sample)
 
 
 class RolloutQueueDataset:
