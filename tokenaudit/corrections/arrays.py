@@ -37,6 +37,10 @@ class Arrays(Protocol):
         """Powers of e; infinite where that overflows."""
         ...
 
+    def exp32(self, values: Array) -> Array:
+        """Powers of e of values in float32, rounded to it, also where `exp` is fast rather than exact."""
+        ...
+
     def absolute(self, values: Array) -> Array:
         """Each value without its sign."""
         ...
@@ -91,6 +95,9 @@ class NumpyArrays:
     def exp(self, values: Array) -> Array:  # noqa: D102
         with np.errstate(over="ignore"):
             return np.exp(values)
+
+    def exp32(self, values: Array) -> Array:  # noqa: D102
+        return np.exp(values.astype(np.float64)).astype(np.float32)
 
     def absolute(self, values: Array) -> Array:  # noqa: D102
         return np.abs(values)

@@ -96,6 +96,11 @@ class Tokens:
         """Trainer's probability minus the engine's, shape [N]."""
         return self.once("probability_gap", lambda: self.xp.exp(self.trained) - self.xp.exp(self.rollout))
 
+    @property
+    def ones(self) -> Array:
+        """Weights that change nothing, shape [N]."""
+        return self.once("ones", lambda: self.xp.cast(self.mask | ~self.mask, self.dtype))
+
     def clipped_log_ratio(self, limit: float) -> Array:
         """`log_ratio` between -limit and limit."""
         return self.once(f"log_ratio {limit}", lambda: self.xp.clip(self.log_ratio, -limit, limit))

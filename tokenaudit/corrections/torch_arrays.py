@@ -36,6 +36,9 @@ class TorchArrays:
     def exp(self, values: Tensor) -> Tensor:  # noqa: D102
         return torch.exp(values)
 
+    def exp32(self, values: Tensor) -> Tensor:  # noqa: D102
+        return torch.exp(values)
+
     def absolute(self, values: Tensor) -> Tensor:  # noqa: D102
         return torch.abs(values)
 

@@ -12,6 +12,8 @@ TRAINERS = {
     "prime-rl": ("prime", "PrimeRl"),
     "tinker": ("tinker", "Tinker"),
     "verl": ("verl", "Verl"),
+    "skyrl": ("skyrl", "Skyrl"),
+    "nemo-rl": ("nemo_rl", "NemoRl"),
     "xtuner": ("xtuner", "Xtuner"),
 }
 """Module and class of the correction of each trainer, by the name of its preset."""

@@ -176,13 +176,14 @@ class Verl(Correction):
         mask, rejections = tokens.mask, self._rejections()
         for rejection in rejections:
             level, kind = rejection.name.rsplit("_", 1)
-            values = _divergence(tokens, kind)
-            if level == "seq_sum":
-                values = tokens.once(f"seq_sum_{kind}", lambda values=values: tokens.sum(values))
+            if level == "token":
+                values = _divergence(tokens, kind)
+            elif level == "seq_sum":
+                values = _divergence_sum(tokens, kind)
             elif level == "seq_mean":
-                values = tokens.once(f"seq_sum_{kind}", lambda values=values: tokens.sum(values)) / tokens.at_least_one
-            elif level == "seq_max":
-                values = tokens.largest(values)
+                values = _divergence_sum(tokens, kind) / tokens.at_least_one
+            else:
+                values = tokens.largest(_divergence(tokens, kind))
             if rejection.lower is None:
                 kept = values <= rejection.upper
             else:  # k1 is minus the log ratio
@@ -266,8 +267,12 @@ def _divergence(tokens: Tokens, kind: str) -> Array:
     if kind == "k1":
         return cut
     if kind == "k2":
-        return tokens.once("k2", lambda: 0.5 * (cut * cut))
-    return tokens.once("k3", lambda: tokens.clipped_ratio(LOG_RATIO_LIMIT) - 1.0 - cut)
+        return tokens.once("k2 of cut log ratios", lambda: 0.5 * (cut * cut))
+    return tokens.once("k3 of cut log ratios", lambda: tokens.clipped_ratio(LOG_RATIO_LIMIT) - 1.0 - cut)
+
+
+def _divergence_sum(tokens: Tokens, kind: str) -> Array:
+    return tokens.once(f"sum of cut {kind}", lambda: tokens.sum(_divergence(tokens, kind)))
 
 
 def _rejection(name: str, spec: str) -> Rejection:
