@@ -27,8 +27,10 @@ BACKENDS = {"numpy": NumpyArrays(), "torch": TorchArrays(torch.device("cpu"))}
 
 UNSPECIFIED: dict[str, tuple[str, ...]] = {
     "areal": ("^n_", "masked_token_ratio", "pg_loss"),
+    "miles": ("mis_is_ratio_m.._final",),
     "openrlhf": ("actor_loss", "clip_ratio", "ppo_kl"),
     "prime-rl": ("^loss$", "^ref_kl$"),
+    "slime": ("mis_is_ratio_m.._final",),
     "verl": ("rollout_is_seq_fraction", r"rollout_rs_.*_(mean|max|min|std|fraction_high|fraction_low|max_deviation)$"),
     "nemo-rl": ("loss", "probs_ratio", "kl_", "_error", "num_valid", "approx_entropy"),
     "xtuner": ("valid", "rollout_is_m[ai][xn]", "catastrophic", "ratio_fraction", "_std", "eff_sample", "_seq_"),

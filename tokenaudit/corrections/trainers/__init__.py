@@ -8,8 +8,11 @@ from tokenaudit.corrections.correction import Correction
 
 TRAINERS = {
     "areal": ("areal", "Areal"),
+    "miles": ("slime", "Miles"),
     "openrlhf": ("openrlhf", "OpenRlhf"),
     "prime-rl": ("prime", "PrimeRl"),
+    "slime": ("slime", "Slime"),
+    "slime-mis": ("slime", "SlimeMis"),
     "tinker": ("tinker", "Tinker"),
     "verl": ("verl", "Verl"),
     "skyrl": ("skyrl", "Skyrl"),
