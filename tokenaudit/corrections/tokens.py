@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from tokenaudit.corrections.arrays import Array, Arrays
 from tokenaudit.log.columns import Bools, Floats, Int64s
+
+
+class Runs(NamedTuple):
+    """S runs of tokens, in numpy.
+
+    Attributes:
+        lengths: tokens of each run, int64 of shape [S].
+        in_loss: whether they are in the loss, bool of shape [S].
+        of_response: runs of each response, int64 of shape [R].
+    """
+
+    lengths: Int64s
+    in_loss: Bools
+    of_response: Int64s
 
 
 class Tokens:
@@ -25,6 +39,8 @@ class Tokens:
         trained: those under the trainer, shape [N].
         mask: whether each token is in the loss, bool of shape [N].
         advantage: of each response, float64 of shape [R], in numpy; NaN where it isn't known.
+        rows: which row of the trainer's batch each response is packed into, int64 of shape [R], in numpy; None: each
+            has a row of its own.
     """
 
     def __init__(
@@ -36,6 +52,7 @@ class Tokens:
         trained: np.ndarray,
         mask: Bools,
         advantage: Floats | None = None,
+        rows: Int64s | None = None,
     ) -> None:
         self.xp = xp
         self.dtype = dtype
@@ -44,6 +61,7 @@ class Tokens:
         self.trained = xp.of(trained, dtype)
         self.mask = xp.of(mask, "bool")
         self.advantage = np.full(len(lengths), np.nan) if advantage is None else advantage
+        self.rows = rows
         self._all_in_loss = bool(mask.all())
         self._known: dict[str, Array] = {}
 
@@ -94,7 +112,12 @@ class Tokens:
     @property
     def probability_gap(self) -> Array:
         """Trainer's probability minus the engine's, shape [N]."""
-        return self.once("probability_gap", lambda: self.xp.exp(self.trained) - self.xp.exp(self.rollout))
+        return self.once("probability_gap", lambda: self.xp.exp(self.trained) - self.rollout_probability)
+
+    @property
+    def rollout_probability(self) -> Array:
+        """The engine's probability of each token, shape [N]."""
+        return self.once("rollout_probability", lambda: self.xp.exp(self.rollout))
 
     @property
     def ones(self) -> Array:
@@ -145,6 +168,11 @@ class Tokens:
         """Whether a token in the loss of each response has a flag, bool of shape [R]."""
         return self.count_of(flags) > 0
 
+    @property
+    def runs(self) -> Runs:
+        """The runs of tokens that are all in the loss or all out of it; none goes beyond its response."""
+        return self.once("runs", lambda: _runs(self.xp.host(self.mask), self.lengths))
+
     def spread(self, values: Array) -> Array:
         """Values of shape [R] for every token, shape [N]."""
         return self.xp.spread(values, self.lengths)
@@ -152,3 +180,18 @@ class Tokens:
     def zero_outside(self, values: Array) -> Array:
         """Values, 0 for tokens out of the loss."""
         return values if self._all_in_loss else self.xp.where(self.mask, values, 0)
+
+    def one_outside(self, values: Array) -> Array:
+        """Values, 1 for tokens out of the loss."""
+        return values if self._all_in_loss else self.xp.where(self.mask, values, 1.0)
+
+
+def _runs(mask: Bools, lengths: Int64s) -> Runs:
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    edges = np.zeros(len(mask), dtype=bool)
+    edges[1:] = mask[1:] != mask[:-1]
+    edges[starts[lengths > 0]] = True
+    begins = np.flatnonzero(edges)
+    of_response = np.searchsorted(begins, ends) - np.searchsorted(begins, starts)
+    return Runs(np.diff(begins, append=len(mask)), mask[begins], of_response.astype(np.int64, copy=False))

@@ -17,6 +17,9 @@ TRAINERS = {
     "verl": ("verl", "Verl"),
     "skyrl": ("skyrl", "Skyrl"),
     "nemo-rl": ("nemo_rl", "NemoRl"),
+    "open-instruct": ("open_instruct", "OpenInstruct"),
+    "roll": ("roll", "Roll"),
+    "trl": ("trl", "Trl"),
     "xtuner": ("xtuner", "Xtuner"),
 }
 """Module and class of the correction of each trainer, by the name of its preset."""
