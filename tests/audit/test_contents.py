@@ -253,16 +253,6 @@ def test_answers_that_the_model_is_sure_of_are_equal_by_chance(tmp_path: Path):
     assert found(tmp_path / "log", changed(log_of(BIG), values), "members-alike") == []
 
 
-def test_groups_with_prompts_of_several_lengths_are_named_with_all_members(tmp_path: Path):
-    rows = changed(
-        log_of(BIG),
-        lambda row: {"prompt_len": 500} if row["group_id"] % 5 == 0 and row["rollout_id"] % 100 > 4 else None,
-    )
-    (finding,) = found(tmp_path / "log", without(rows, "response_ids"), "prompts-mixed")
-    assert {rollout_id // 100 % 5 for rollout_id in members(finding)} == {0}
-    assert {rollout_id % 100 for rollout_id in members(finding)} == set(range(8))
-
-
 # ---- kept prefixes
 
 

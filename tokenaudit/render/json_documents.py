@@ -260,6 +260,7 @@ class FindingJson:
         is_new: whether the baseline doesn't know it.
         lost: what the log lacks, and how much of it.
         extent: how far its cause reaches, for findings about many rows.
+        stands_for: how many of one cause it stands for, where these have no puts.
     """
 
     code: str
@@ -279,6 +280,7 @@ class FindingJson:
     identity: str
     lost: LostJson | None = None
     extent: ExtentJson | None = None
+    stands_for: int = 1
 
 
 @dataclass

@@ -22,6 +22,8 @@ ALIKE_LOGPROB = -14.0
 """Log-probability of a response below which a second one like it is no chance: less than one in a million."""
 ALIKE_UNSURE = 64
 """Tokens from which on members with the same ids are reported where no log-probabilities tell how likely that is."""
+TURNS_ALONE = 0.8
+"""Share of later turns with a prompt as long as no other in their group; prompts that were mixed up come in pairs."""
 RESTARTED_SHARE = 0.3
 """Share of what was produced that began again, from which on it is reported."""
 RESTARTED_TOKENS = 1_000
@@ -89,7 +91,10 @@ def _first_pair(table: LogTable, rows: Int64s) -> str:
       "Group responses by the prompt that they answer; don't pair answers with requests by their order.",
       "prompt_len")  # fmt: skip
 def _prompts_mixed(case: Case, findings: Findings) -> None:
-    """Later segments of a rollout have the earlier ones in their prompt, so only first ones count."""
+    """Later segments of a rollout have the earlier ones in their prompt, so only first ones count.
+
+    Turns of a conversation that are rollouts of their own aren't mixed either: see `_of_conversations`.
+    """
     table = case.table
     rows = np.flatnonzero(table.is_put & (table.segment == 0) & table.present("prompt_len"))
     findings.add_checked(len(rows), "responses with a prompt length")
@@ -97,7 +102,11 @@ def _prompts_mixed(case: Case, findings: Findings) -> None:
         return
     prompt, begins = table["prompt_len"][rows], np.flatnonzero(np.diff(table.put_event[rows], prepend=-2))
     shortest, longest = (extreme.reduceat(prompt, begins) for extreme in (np.minimum, np.maximum))
-    mixed = np.repeat(shortest != longest, np.diff(np.append(begins, len(rows))))
+    is_mixed = shortest != longest
+    for code in range(len(table.tasks)):
+        own = np.flatnonzero(table["task"][rows[begins]] == code)
+        is_mixed[own[_of_conversations(table, rows, begins, is_mixed, own)]] = False
+    mixed = np.repeat(is_mixed, np.diff(np.append(begins, len(rows))))
 
     def message(own: Int64s) -> str:
         groups = len(np.unique(table["group_id"][own]))
@@ -108,6 +117,33 @@ def _prompts_mixed(case: Case, findings: Findings) -> None:
         )
 
     findings.add_extent(rows[mixed], message)
+
+
+def _of_conversations(table: LogTable, rows: Int64s, begins: Int64s, is_mixed: Bools, groups: Int64s) -> Bools:
+    """Which groups of a task have prompts of several lengths because their rollouts are turns of a conversation.
+
+    The prompt of a later turn holds an earlier one with its response: so it is longer than that in all such groups, and
+    as different as responses are. Where members are agentic, what tools and summaries do to prompts isn't known: there
+    most groups have several lengths.
+
+    Args:
+        table: the log.
+        rows: its responses with a prompt length.
+        begins: where the rows of each group's put begin.
+        is_mixed: whether these have several prompt lengths.
+        groups: numbers of the groups of the task.
+    """
+    prompt, group = table["prompt_len"][rows], np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows)))
+    end = prompt + np.maximum(table["tokens"][rows], 1)
+    shortest, least_end = (np.minimum.reduceat(of, begins)[group] for of in (prompt, end))
+    agentic = np.logical_or.reduceat(table["agentic"][rows], begins)
+    found = is_mixed & agentic
+    found &= 2 * found[groups].sum() > agentic[groups].sum()
+    later = np.flatnonzero(np.isin(group, groups[is_mixed[groups] & ~found[groups]]) & (prompt > shortest))
+    alone = np.unique(np.stack([group[later], prompt[later]]), axis=1, return_counts=True)[1] == 1
+    if (prompt[later] >= least_end[later]).all() and alone.sum() >= TURNS_ALONE * len(later):
+        return is_mixed[groups]
+    return found[groups]
 
 
 @rule("E007", "prefix-changed", Severity.ERROR,
