@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +18,13 @@ class Arrays(Protocol):
 
     Attributes:
         chunk_tokens: how many tokens are best looked at together.
+        description: what computes, for people.
+        dtypes: the floating types it has.
     """
 
     chunk_tokens: int
+    description: str
+    dtypes: Sequence[str]
 
     def of(self, values: np.ndarray, dtype: str) -> Array:
         """Values on the device, as float32, float64, int64 or bool."""
@@ -81,6 +86,8 @@ class Arrays(Protocol):
 class NumpyArrays:
     """The functions in numpy."""
 
+    description = "numpy"
+    dtypes = ("float32", "float64")
     chunk_tokens = 65_536  # several arrays of them fit the caches of a core
 
     def of(self, values: np.ndarray, dtype: str) -> Array:  # noqa: D102 - see the protocol

@@ -6,6 +6,7 @@ Responses of different lengths stand one after the other, in numpy arrays.
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -118,8 +119,31 @@ DEVICES = "auto|cpu|cuda|cuda:N|mps"
 _INSTALL = "pip install torch into the same environment, or use --device cpu, which needs no torch"
 
 
+class Chosen(StrEnum):
+    """What computes."""
+
+    NUMPY = "numpy"
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+
+
 def choose_backend(device: str) -> Backend:
-    """The backend of a device, with equal bits on all.
+    """The backend of a device, with equal bits on all; see `choose_device`."""
+    chosen, index = choose_device(device)
+    if chosen is Chosen.NUMPY:
+        return NumpyBackend()
+    import torch
+
+    from tokenaudit.masks.torch_backend import CudaBackend, TorchBackend
+
+    if chosen is Chosen.CUDA:
+        return CudaBackend(torch.device("cuda", index))
+    return TorchBackend(torch.device(chosen))
+
+
+def choose_device(device: str) -> tuple[Chosen, int | None]:
+    """What computes on a device, and the number of the CUDA device.
 
     `auto` is CUDA, MPS or numpy, the first there is; `cpu` is torch, or numpy where torch isn't installed.
 
@@ -136,19 +160,17 @@ def choose_backend(device: str) -> Backend:
     if find_spec("torch") is None:
         if kind in ("cuda", "mps"):
             raise UsageError(Problem(f"--device {device} needs torch, which isn't installed", None, _INSTALL))
-        return NumpyBackend()
+        return Chosen.NUMPY, None
     import torch
 
-    from tokenaudit.masks.torch_backend import CudaBackend, TorchBackend
-
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        return CudaBackend(torch.device("cuda", _cuda_index(device, index)))
+        return Chosen.CUDA, _cuda_index(device, index)
     if kind == "mps" or (kind == "auto" and torch.backends.mps.is_available()):
         if not torch.backends.mps.is_available():
             raise UsageError(Problem("--device mps: there is no MPS device", None, "use --device auto or cpu"))
-        return TorchBackend(torch.device("mps"))
-    # torch on a CPU gives equal bits, and takes longer
-    return NumpyBackend() if kind == "auto" else TorchBackend(torch.device("cpu"))
+        return Chosen.MPS, None
+    # torch on a CPU gives the same, and takes longer
+    return (Chosen.NUMPY if kind == "auto" else Chosen.CPU), None
 
 
 def _cuda_index(device: str, index: int | None) -> int:
