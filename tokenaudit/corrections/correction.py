@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from tokenaudit.corrections.arrays import Array
 from tokenaudit.corrections.tokens import Tokens
 
+Dtype = Literal["float32", "float64"]
+"""What log-probabilities are computed in."""
 Stats = Mapping[str, np.ndarray]
 """Figures of each response of a batch, by name, of shape [R] in numpy."""
 
@@ -49,7 +51,7 @@ class Correction(BaseModel):
     """Repository, commit and file that the formulas were read in."""
     DIVIDES_BY: ClassVar[str]
     """What the loss divides by, in words."""
-    DTYPE: ClassVar[str] = "float32"
+    DTYPE: ClassVar[Dtype] = "float32"
     """The type in which the trainer computes."""
 
     @property
