@@ -80,6 +80,10 @@ def test_any_other_text_is_an_error_that_names_a_character(text: str):
         ("trained_token_rate >= -0.5pp", "trained_token_rate >= -0.5pp"),
         ("expired_groups{task=math} <= 3", "expired_groups{task=math} <= 3"),
         ("expired_groups{ absent = ok, step, task=math} <= 3", "expired_groups{task=math,step,absent=ok} <= 3"),
+        (
+            'correction_dropped_token_rate{task=math, method="verl: rollout_is=token"} <= 3 %',
+            'correction_dropped_token_rate{method="verl: rollout_is=token",task=math} <= 3%',
+        ),
         ('expired_groups{task="a} b"} <= 3', 'expired_groups{task="a} b"} <= 3'),
         ('expired_groups{task="math"} <= 3', "expired_groups{task=math} <= 3"),
         ("dropped_tokens{step} <= 4000", "dropped_tokens{step} <= 4000"),
@@ -105,7 +109,7 @@ def test_rules_have_one_spelling(text: str, printed: str):
         ("dropped_tokens <= 1e3", 20, "expected 'or' or the end of the rule", "a rule is"),
         ("dropped_tokens <= +2% and +5", 23, "expected 'or' or the end of the rule", "a rule is"),
         ("dropped_tokens <= +2% or", 25, "expected a number", "such as"),
-        ("dropped_tokens{tsk=math} <= 1", 16, "expected task=NAME or step", "did you mean 'task'?"),
+        ("dropped_tokens{tsk=math} <= 1", 16, "expected task=NAME, method=NAME or step", "did you mean 'task'?"),
         ("dropped_tokens{task} <= 1", 20, "expected '=' and the name of a task", "{task=math}"),
         ("dropped_tokens{task=} <= 1", 21, "expected the name of a task", "quoted"),
         ('dropped_tokens{task="\\q"} <= 1', 21, "isn't a TOML string", None),
@@ -114,7 +118,7 @@ def test_rules_have_one_spelling(text: str, printed: str):
         (
             "dropped_tokens{task=a,absnt=ok} <= 1",
             23,
-            "expected task=NAME or step, or absent=ok",
+            "expected task=NAME, method=NAME or step, or absent=ok",
             "did you mean 'absent'?",
         ),
         ("dropped_tokens{task=a,absent} <= 1", 29, "expected =ok", "no data of the task"),
@@ -142,6 +146,11 @@ def test_rules_have_one_spelling(text: str, printed: str):
         ("model_step <= 3", 1, "belongs to a step", "model_step{step}"),
         ("model_step{step,task=math} <= 3", 11, "belongs to all tasks", "leave out the task"),
         ("held_tokens{step} <= 3", 12, "at the end of a run only", "leave out the steps"),
+        ("correction_dropped_tokens <= 3", 1, "belongs to a method", "{method=verl}"),
+        ("dropped_tokens{method=verl} <= 3", 15, "belongs to no method", "correction_dropped_token_rate"),
+        ("correction_dropped_tokens{method=a,method=b} <= 3", 36, "a second method", "one rule per method"),
+        ("correction_dropped_tokens{method} <= 3", 33, "expected '=' and the name of a method", "{method=verl}"),
+        ("correction_dropped_tokens{method=a,task=b,step} <= 3", 26, "that of all tasks", "task or step"),
     ],
 )
 def test_a_malformed_rule_points_at_the_character(text: str, character: int, what: str, hint: str | None):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint
-from tokenaudit.contracts.metrics import METRICS, RATES, Metric, Rate, Total
+from tokenaudit.contracts.metrics import CORRECTION_METRICS, CORRECTION_RATES, METRICS, RATES, Metric, Rate, Total
 from tokenaudit.replay.result import TASKS, TRAIN_STEP, Result, RowData
 
 Figure = Metric | Rate
@@ -28,6 +28,10 @@ FigureValue = Number | None | Missing
 
 FIGURES: tuple[Figure, ...] = (*METRICS.values(), *RATES.values())
 """All figures, metrics first."""
+
+
+CORRECTION_FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*CORRECTION_METRICS, *CORRECTION_RATES)}
+"""What a run holds for each correction that was computed, by name."""
 
 
 def figure_named(name: str) -> Figure | None:

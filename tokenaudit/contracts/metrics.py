@@ -342,3 +342,38 @@ OUTCOMES: tuple[Metric | Rate, ...] = (
     SHORTFALL_GROUPS,
 )
 """What a run comes to, volume aside; all of them have a direction."""
+
+CORRECTION_METRICS: tuple[Metric, ...] = (
+    CORRECTION_LOSS_TOKENS := Metric(
+        "correction_loss_tokens", _TOKENS, Better.NEUTRAL, Total.SUM, "tokens in the loss that a correction judges"
+    ),
+    # Each is a token that was generated, waited for, and taken, for nothing.
+    CORRECTION_DROPPED_TOKENS := Metric(
+        "correction_dropped_tokens", _TOKENS, _LOWER, Total.SUM, "those of them that the correction drops"
+    ),
+    CORRECTION_RESPONSES := Metric(
+        "correction_responses", _SAMPLES, Better.NEUTRAL, Total.SUM, "responses that a correction looks at"
+    ),
+    CORRECTION_DROPPED_RESPONSES := Metric(
+        "correction_dropped_responses", _SAMPLES, _LOWER, Total.SUM, "those of them of which no token is kept"
+    ),
+)
+"""What gate rules with a method judge; no row of a run holds them."""
+
+CORRECTION_RATES: tuple[Rate, ...] = (
+    Rate(
+        "correction_dropped_token_rate",
+        (CORRECTION_DROPPED_TOKENS,),
+        (CORRECTION_LOSS_TOKENS,),
+        _LOWER,
+        "correction_dropped_tokens of correction_loss_tokens",
+    ),
+    Rate(
+        "correction_dropped_response_rate",
+        (CORRECTION_DROPPED_RESPONSES,),
+        (CORRECTION_RESPONSES,),
+        _LOWER,
+        "correction_dropped_responses of correction_responses",
+    ),
+)
+"""Their shares."""

@@ -3,7 +3,7 @@
 A limit without a sign is absolute (`<= 0`, `<= 2%`), one with a sign is relative to a baseline (`<= +2%`, `>= -5%`,
 `<= +1`, and `+0.5pp`, percentage points of a rate). With `or` the looser limit counts. A scope names a task, steps,
 or both: `{task=math}`, `{step}` for every step, `{step>=5,step<=20}`. With `absent=ok` a rule about a task holds where
-the run has no data of that task.
+the run has no data of that task. Figures of off-policy corrections have a method, too: `{method=verl}`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 import tomllib
 from decimal import Decimal
 
-from tokenaudit.compare.metric_values import Figure, figure_named, has_steps, has_totals
+from tokenaudit.compare.metric_values import CORRECTION_FIGURES, Figure, figure_named, has_steps, has_totals
 from tokenaudit.config.toml import shown
 from tokenaudit.contracts.errors import Problem, RuleError, nearest_hint
 from tokenaudit.contracts.metrics import METRICS, RATES, Metric, Rate, Total
 from tokenaudit.gate.rule import (
-    BARE_TASK,
+    BARE_NAME,
     WARN_PREFIX,
     Level,
     Limit,
@@ -72,9 +72,10 @@ class _Parser:
         name = self._match(_NAME)
         if name is None:
             raise self._error("expected the name of a metric", hint=GRAMMAR_HINT)
-        figure = figure_named(name)
+        figure = figure_named(name) or CORRECTION_FIGURES.get(name)
         if figure is None:
-            raise self._error(f"unknown metric {name!r}", start, nearest_hint(name, (*METRICS, *RATES), "metrics"))
+            hint = nearest_hint(name, (*METRICS, *RATES, *CORRECTION_FIGURES), "metrics")
+            raise self._error(f"unknown metric {name!r}", start, hint)
         scope_at = self._skip_spaces()
         scope = self._scope() if self._accept("{") else Scope()
         self._check_scope(figure, scope, start, scope_at)
@@ -87,37 +88,40 @@ class _Parser:
         return Rule(figure, scope, operator, tuple(limits), level)
 
     def _scope(self) -> Scope:
-        task: str | None = None
+        names: dict[str, str] = {}
         steps: list[StepCondition] | None = None
         absent_at: int | None = None
         while True:
             start = self._skip_spaces()
             word = self._match(_NAME)
-            if word == "task" and task is None:
-                task = self._task()
+            if word in _NAMED and word not in names:
+                names[word] = self._named(word)
             elif word == "step":
                 steps = steps or []
                 steps += self._step_condition()
             elif word == "absent":
                 absent_at = start
                 self._absent_ok()
-            elif word == "task":
-                raise self._error("a second task", start, "write one rule per task")
+            elif word in _NAMED:
+                raise self._error(f"a second {word}", start, f"write one rule per {word}")
             else:
-                what = "expected task=NAME or step, or absent=ok"
+                what = "expected task=NAME, method=NAME or step, or absent=ok"
                 raise self._error(what, start, nearest_hint(word or "", _SCOPES, "scopes"))
             self._skip_spaces()
             if self._accept("}"):
+                task = names.get("task")
                 if absent_at is not None and task is None:
                     raise self._error("absent=ok belongs to a task", absent_at, "write {task=math,absent=ok}")
-                return Scope(task, None if steps is None else tuple(steps), absent_at is not None)
+                steps_asked = None if steps is None else tuple(steps)
+                return Scope(task, steps_asked, absent_at is not None, names.get("method"))
             if not self._accept(","):
                 raise self._error("expected ',' or '}'")
 
-    def _task(self) -> str:
+    def _named(self, word: str) -> str:
+        """The name behind `task=` or `method=`."""
         self._skip_spaces()
         if not self._accept("="):
-            raise self._error("expected '=' and the name of a task", hint="write {task=math}")
+            raise self._error(f"expected '=' and the name of a {word}", hint=f"write {{{word}={_NAMED[word]}}}")
         start = self._skip_spaces()
         literal = self._match(_QUOTED)
         if literal is not None:
@@ -125,9 +129,9 @@ class _Parser:
                 return tomllib.loads(f"name = {literal}")["name"]
             except ValueError as error:
                 raise self._error("the quoted name isn't a TOML string", start) from error
-        name = self._match(BARE_TASK)
+        name = self._match(BARE_NAME)
         if name is None:
-            raise self._error("expected the name of a task", hint='names with other characters are quoted: "a b"')
+            raise self._error(f"expected the name of a {word}", hint='names with other characters are quoted: "a b"')
         return name
 
     def _absent_ok(self) -> None:
@@ -180,6 +184,14 @@ class _Parser:
             raise self._error(f"{figure.name} is known at the end of a run only", scope_at, "leave out the steps")
         if scope.task is not None and isinstance(figure, Metric) and figure.total is Total.STATE:
             raise self._error(f"{figure.name} belongs to all tasks together", scope_at, "leave out the task")
+        is_corrected = figure.name in CORRECTION_FIGURES
+        if is_corrected and scope.method is None:
+            raise self._error(f"{figure.name} belongs to a method", name_at, f"write {figure.name}{{method=verl}}")
+        if scope.method is not None and not is_corrected:
+            hint = f"metrics of methods: {', '.join(CORRECTION_FIGURES)}"
+            raise self._error(f"{figure.name} belongs to no method", scope_at, hint)
+        if is_corrected and scope.task is not None and scope.steps is not None:
+            raise self._error(f"{figure.name} of a step is that of all tasks", scope_at, "leave out task or step")
 
     def _skip_spaces(self) -> int:
         while self._at < len(self._text) and self._text[self._at].isspace():
@@ -206,7 +218,9 @@ class _Parser:
         return RuleError(Problem(f"{what}, at {rest}", where, hint))
 
 
-_SCOPES = ("task", "step", "absent")
+_NAMED = {"task": "math", "method": "verl"}
+"""Scopes that name something, with an example."""
+_SCOPES = (*_NAMED, "step", "absent")
 
 
 def _limit_fault(figure: Figure, limit: Limit) -> tuple[str, str] | None:

@@ -190,7 +190,7 @@ class _Sample:
 
 def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, lacking: Sequence[int]) -> Verdict:
     """Judge one rule; `lacking` are steps of the baseline whose absence keeps a relative rule from being judged."""
-    rule, task = located.rule, located.rule.scope.task
+    rule, task, method = located.rule, located.rule.scope.task, located.rule.scope.method
     if not result.steps or not _has_data(result):
         return Verdict(located, Outcome.NOT_JUDGED, _NOTHING_REPLAYED)
     against = baseline if rule.is_relative else None
@@ -199,8 +199,18 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, l
         return Verdict(located, outcome, _no_data(rule.scope, task, result))
     if task is not None and against is not None and task in against.tasks and not _has_data(against, task):
         return Verdict(located, Outcome.NOT_JUDGED, f"the baseline has no data of task {task}")
+    if method is not None:
+        corrected, before = result.corrected(method), against and against.corrected(method)
+        if corrected is None:
+            return Verdict(
+                located, Outcome.NOT_JUDGED, f"the result doesn't hold method {method}; judge the log itself"
+            )
+        if against is not None and before is None:
+            hint = "write it anew under this rule"
+            return Verdict(located, Outcome.NOT_JUDGED, f"the baseline doesn't hold method {method}; {hint}")
+        result, against = corrected, before
     is_by_step = rule.scope.steps is not None
-    if against is not None and not is_defined_alike(result, against, rule.figure):
+    if method is None and against is not None and not is_defined_alike(result, against, rule.figure):
         what = f"the baseline has no {rule.figure.name} as this release defines it"
         return Verdict(located, Outcome.NOT_JUDGED, f"{what}; {SAVE_AGAIN}")
     missed = [step for step in lacking if not is_by_step or rule.scope.has_step(step)] if against is not None else []

@@ -13,8 +13,8 @@ from tokenaudit.config.toml import quoted
 
 WARN_PREFIX = "warn:"
 """Begins a rule that only warns."""
-BARE_TASK = re.compile(r"[A-Za-z0-9_./-]+")
-"""Task names that need no quotes."""
+BARE_NAME = re.compile(r"[A-Za-z0-9_./-]+")
+"""Names of tasks and methods that need no quotes."""
 
 
 class Level(StrEnum):
@@ -131,20 +131,25 @@ class Scope:
         task: one task; None: all together.
         steps: None: the run as a whole; else every step that meets all conditions, each by itself.
         absent_ok: whether the rule holds where the run has no data of the task.
+        method: the off-policy correction whose figures are looked at; None: those of the run itself.
     """
 
     task: str | None = None
     steps: tuple[StepCondition, ...] | None = None
     absent_ok: bool = False
+    method: str | None = None
 
     def has_step(self, train_step: int) -> bool:
         """Whether a step is looked at."""
         return self.steps is not None and all(part.operator.holds(train_step, part.step) for part in self.steps)
 
     def __str__(self) -> str:
-        parts: list[str] = []
-        if self.task is not None:
-            parts.append(f"task={self.task if BARE_TASK.fullmatch(self.task) else quoted(self.task)}")
+        names = {"method": self.method, "task": self.task}
+        parts = [
+            f"{key}={name if BARE_NAME.fullmatch(name) else quoted(name)}"
+            for key, name in names.items()
+            if name is not None
+        ]
         if self.steps is not None:
             parts += map(str, self.steps) if self.steps else ["step"]
         if self.absent_ok:

@@ -112,6 +112,19 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
+class Corrected:
+    """What one correction does to a run: rows of `metrics.CORRECTION_METRICS`.
+
+    Attributes:
+        totals: all steps together, and its tasks.
+        steps: one row per step, without tasks.
+    """
+
+    totals: RowData
+    steps: list[RowData]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A run, counted and described.
 
@@ -134,6 +147,7 @@ class Result:
         intervals: totals by metric that depend on versions the log knows as spans only: least and largest of the two
             readings, in which every token is as old or as new as its source allows. Rows and totals are the oldest.
         cost: what the whole run cost in vain; None where its config has no [cost].
+        corrections: what off-policy corrections do to the run, by method: `totals` and `steps` like its own.
     """
 
     kind: str
@@ -153,6 +167,7 @@ class Result:
     metric_definitions: dict[str, str] = field(default_factory=metric_definitions)
     intervals: dict[str, tuple[int | float, int | float]] = field(default_factory=dict)
     cost: RunCost | None = None
+    corrections: dict[str, Corrected] = field(default_factory=dict)
 
     def covers(self, step: int) -> bool:
         """Whether the result would hold the row of a train step: no steps, or this one too, were selected."""
@@ -183,6 +198,13 @@ class Result:
     def tasks(self) -> list[str]:
         """Task names in order."""
         return list(self.totals[TASKS])
+
+    def corrected(self, method: str) -> Result | None:
+        """What a correction does to the run, in the place of its own figures; None where that isn't known."""
+        found = self.corrections.get(method)
+        if found is None:
+            return None
+        return replace(self, totals=found.totals, steps=found.steps, tail={TASKS: {}})
 
     def has_same_log(self, other: Result) -> bool:
         """Whether both stand on the same rows of logs; names don't matter."""

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from tokenaudit.contracts.definitions import definitions_of_fingerprint
 from tokenaudit.contracts.errors import Problem, ResultError
 from tokenaudit.contracts.files import json_text
-from tokenaudit.contracts.metrics import Metric, Total, Unit
+from tokenaudit.contracts.metrics import CORRECTION_METRICS, Metric, Total, Unit
 from tokenaudit.replay.result import (
     EXPIRED_IDS,
     KIND_REPLAY,
@@ -69,6 +69,8 @@ def result_to_json(result: Result) -> str:
         envelope["simulation"] = asdict(result.simulation)
     if result.cost is not None:
         envelope["cost"] = result.cost.data()
+    if result.corrections:
+        envelope["corrections"] = {name: asdict(corrected) for name, corrected in result.corrections.items()}
     return json_text(envelope)
 
 
@@ -163,10 +165,22 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
         if place == "steps":
             yield from ((place, fault) for fault in _step_faults(row))
     yield from (("ledger", fault) for fault in _ledger_faults(result.ledger))
+    for corrected in result.corrections.values():
+        for row in (corrected.totals, *corrected.totals.get(TASKS, {}).values(), *corrected.steps):
+            yield from (("corrections", fault) for fault in _corrected_faults(row))
     if result.selection is not None and not _SELECTION.fullmatch(result.selection):
         yield "selection", f"{result.selection!r:.60} is no range of steps"
     if not all(map(is_whole, asdict(result.coverage).values())):
         yield "coverage", "it holds something else than counts"
+
+
+def _corrected_faults(row: RowData) -> Iterator[str]:
+    """What is wrong with a row of what a correction does: more that is dropped than there is, or no counts."""
+    counts = [row.get(metric.name) for metric in CORRECTION_METRICS]
+    if not all(map(is_whole, counts)) or not isinstance(row.get(TASKS, {}), dict):
+        yield "it holds something else than counts"
+    elif counts[1] > counts[0] or counts[3] > counts[2]:
+        yield "more is dropped than there is"
 
 
 def _row_faults(row: RowData, metrics: Sequence[Metric]) -> Iterator[str]:
