@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +75,40 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Ran(exited.value.code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def run_on_terminal(run_cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Runs `tokenaudit ARGUMENTS` as `run_cli` does, with its streams on a terminal; all that it shows is in `out`."""
+
+    def run(
+        *arguments: object, columns: int = 100, lines: int = 20, has_keyboard: bool = True, **environment: str
+    ) -> Ran:
+        owner, terminal = pty.openpty()
+        shown = bytearray()
+        reader = threading.Thread(target=_read_until_closed, args=(owner, shown))
+        reader.start()
+        with monkeypatch.context() as patch, open(terminal, "w", encoding="utf-8") as stream, ExitStack() as stack:  # noqa: PTH123
+            stdin = stream.fileno() if has_keyboard else os.open(os.devnull, os.O_RDONLY)
+            patch.setattr(sys, "stdin", stack.enter_context(open(stdin, closefd=not has_keyboard)))
+            for name in ("stdout", "stderr"):
+                patch.setattr(sys, name, stream)
+            terminal_size = {"COLUMNS": str(columns), "LINES": str(lines)}
+            for name, value in (terminal_size | {"TERM": "xterm-256color"} | environment).items():
+                patch.setenv(name, value)
+            ran = run_cli(*arguments)
+        reader.join()
+        os.close(owner)
+        return Ran(ran.code, shown.decode().replace("\r\n", "\n"), "")
+
+    return run
+
+
+def _read_until_closed(owner: int, shown: bytearray) -> None:
+    # an error is how Linux says that nobody holds the terminal any more
+    with suppress(OSError):
+        while chunk := os.read(owner, 65536):
+            shown += chunk
 
 
 def _no_gpu() -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tokenaudit"
 HEAVY = ("torch", "polars", "pyarrow", "numpy")
@@ -42,9 +42,14 @@ def room_of(path: Path) -> str:
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Full names of everything a file imports, wherever it does so."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,38 +96,42 @@ def test_a_metric_is_named_only_in_the_registry():
         f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value}"
         for path in MODULES
         if path not in registry
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         # model_step is a column of the log too, and the schema has to name it
         if isinstance(node, ast.Constant) and node.value in METRICS.keys() - {"model_step"}
     ]
     assert named == []
 
 
-def loaded_by(arguments: list[str], names: tuple[str, ...], before: str = "") -> str:
-    """Which of `names` a command loads, in a process of its own."""
+def loaded_by(commands: list[list[str]], names: tuple[str, ...], before: str = "") -> list[list[str]]:
+    """Which of `names` each command has loaded once it ends; a process of their own runs them in turn."""
     code = (
-        f"import sys\n{before}\n"
+        f"import json, sys\n{before}\n"
         "from tokenaudit.cli import main\n"
-        f"sys.argv = ['tokenaudit', *{arguments!r}]\n"
-        "try:\n    main()\n"
-        "except SystemExit as exited:\n    assert exited.code == 0\n"
-        f"print([name for name in {names!r} if sys.modules.get(name)])\n"
+        f"for arguments in {commands!r}:\n"
+        "    sys.argv = ['tokenaudit', *arguments]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as exited:\n        assert exited.code == 0\n"
+        f"    print('\\0loaded', json.dumps([name for name in {names!r} if sys.modules.get(name)]))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
-    return ran.stdout.splitlines()[-1]
+    return [json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines() if line.startswith("\0loaded ")]
 
 
-COMMANDS = ["replay", "inspect", "lint", "record", "import", "audit", "explain", "help"]
+HELP = [
+    ["--help"],
+    ["--version"],
+    ["help"],
+    ["help", "metrics"],
+    *([name, "--help"] for name in ("replay", "inspect", "lint", "record", "import", "audit", "explain", "help")),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["--version"], ["help"], ["help", "metrics"], *([command, "--help"] for command in COMMANDS)],
-)
-def test_help_imports_nothing_heavy(arguments: list[str]):
-    assert loaded_by(arguments, (*HEAVY, "tokenaudit.config.model")) == "[]"
+def test_help_imports_nothing_heavy():
+    loaded = loaded_by(HELP, (*HEAVY, "tokenaudit.config.model"))
+    assert dict(zip(map(" ".join, HELP), loaded, strict=True)) == {" ".join(command): [] for command in HELP}
 
 
 def test_replay_works_without_torch_and_loads_no_polars_for_a_table():
     command = ["replay", "sample_data/rollouts.parquet"]
-    assert loaded_by(command, ("torch", "polars"), before="sys.modules['torch'] = None") == "[]"
+    assert loaded_by([command], ("torch", "polars"), before="sys.modules['torch'] = None") == [[]]

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -383,30 +382,6 @@ def test_a_pipe_gets_all_rows_and_columns_uncut(run_cli):
         assert name in header
 
 
-def on_terminal(columns: int, *arguments: str) -> str:
-    """What a command shows on a terminal."""
-    code = (
-        f"import os, sys; os.environ.update(COLUMNS='{columns}', TERM='xterm-256color');"
-        f"sys.argv = ['tokenaudit', *{list(arguments)!r}];"
-        "from tokenaudit.cli import main; main()"
-    )
-    leader, follower = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], stdout=follower, stderr=follower) as process:
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                chunk = os.read(leader, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            shown += chunk
-        assert process.wait() == 0
-    os.close(leader)
-    return shown.decode()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -420,17 +395,19 @@ def on_terminal(columns: int, *arguments: str) -> str:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_nothing_is_wider_than_a_narrow_terminal(arguments: tuple[object, ...]):
-    shown = on_terminal(60, *map(str, arguments)).replace("\r", "").split("\n")
+def test_nothing_is_wider_than_a_narrow_terminal(arguments: tuple[object, ...], run_on_terminal):
+    ran = run_on_terminal(*arguments, columns=60)
+    assert ran.code == 0
+    shown = ran.out.replace("\r", "").split("\n")
     plain = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in shown]
     # what is one word, such as a digest of contents, stays whole; so does a command to copy, on a line of its own
     whole = [line for line in plain if not re.fullmatch(r" *`tokenaudit [^`]*`", line)]
     assert [line for line in whole if len(line) > 60 and len(line.split()) > 1 and "━" not in line] == []
 
 
-def test_a_narrow_terminal_keeps_the_telling_columns_and_says_that_there_is_more():
-    shown = on_terminal(80, "replay", str(SAMPLE), "-q")
-    lines = shown.replace("\r", "").split("\n")
+def test_a_narrow_terminal_keeps_the_telling_columns_and_says_that_there_is_more(run_on_terminal):
+    shown = run_on_terminal("replay", SAMPLE, "-q", columns=80).out
+    lines = shown.split("\n")
     table = lines[: next(index for index, line in enumerate(lines) if "more column" in line)]
     bare = [line for line in table if "\x1b" not in line]
     assert max(map(len, bare)) <= 80
@@ -439,8 +416,8 @@ def test_a_narrow_terminal_keeps_the_telling_columns_and_says_that_there_is_more
     assert "▁" in shown
 
 
-def test_colour_only_on_a_terminal_and_never_with_no_color(run_cli, monkeypatch: pytest.MonkeyPatch):
-    assert "\x1b[" in on_terminal(100, "replay", str(SAMPLE), "-q")
+def test_colour_only_on_a_terminal_and_never_with_no_color(run_cli, run_on_terminal, monkeypatch: pytest.MonkeyPatch):
+    assert "\x1b[" in run_on_terminal("replay", SAMPLE, "-q").out
     assert "\x1b[" not in run_cli("replay", SAMPLE).out
     monkeypatch.setenv("FORCE_COLOR", "1")
     forced = run_cli("replay", SAMPLE).out

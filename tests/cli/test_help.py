@@ -78,17 +78,27 @@ def test_what_is_no_topic_is_2_and_names_the_nearest(words: list[str], hint: str
     assert ran.err.endswith(("? `tokenaudit help` lists all\n", ". `tokenaudit help` lists all\n"))
 
 
-def on_a_terminal(
-    *arguments: str, lines: int = 20, columns: int = 100, stdin: int | None = None, **environment: str
-) -> tuple[int, str]:
-    """Exit code and output of `tokenaudit help` on a terminal, which is also standard input unless there is `stdin`."""
+def test_a_terminal_shows_text_laid_out_and_coloured(run_on_terminal: Callable[..., Ran]):
+    code, out, _ = run_on_terminal("help", "import", "trl", lines=80)
+    assert code == 0
+    assert "# import trl" not in out
+    assert "\x1b[" in out
+    plain = run_on_terminal("help", "import", "trl", lines=80, NO_COLOR="1").out
+    assert "\x1b[" not in plain
+    assert "tokenaudit import output_dir/completions" in plain
+
+
+PAGER = f"{sys.executable} -c \"import sys; print('paged', len(sys.stdin.read().splitlines()) > 20)\""
+
+
+def test_longer_text_goes_through_the_pager():
+    """In a process of its own, whose standard output the pager inherits."""
     owner, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if name not in ("PAGER", "LESS", "COLUMNS", "LINES")}
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if name not in ("LESS", "COLUMNS", "LINES")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tokenaudit", "help", *arguments],
-        cwd=ROOT, stdin=terminal if stdin is None else stdin, stdout=terminal, stderr=terminal,
-        env=kept | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"} | environment,
+        [sys.executable, "-m", "tokenaudit", "help", "metrics"],
+        cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, env=kept | {"TERM": "xterm", "PAGER": PAGER},
     )  # fmt: skip
     os.close(terminal)
     output = b""
@@ -98,40 +108,32 @@ def on_a_terminal(
     except OSError:
         pass  # how Linux says that nobody holds the terminal any more
     os.close(owner)
-    return process.wait(), output.decode().replace("\r\n", "\n")
+    assert (process.wait(), output) == (0, b"paged True\r\n")
 
 
-def test_a_terminal_shows_text_laid_out_and_coloured():
-    code, out = on_a_terminal("import", "trl", lines=80)
-    assert code == 0
-    assert "# import trl" not in out
-    assert "\x1b[" in out
-    plain = on_a_terminal("import", "trl", lines=80, NO_COLOR="1")[1]
-    assert "\x1b[" not in plain
-    assert "tokenaudit import output_dir/completions" in plain
+def test_what_fits_needs_no_pager(run_on_terminal: Callable[..., Ran]):
+    ran = run_on_terminal("help", "import", "trl", lines=80, PAGER=PAGER)
+    assert ran.code == 0
+    assert "tokenaudit import output_dir/completions" in ran.out
 
 
-def test_longer_text_goes_through_the_pager(tmp_path: Path):
-    pager = f"{sys.executable} -c \"import sys; print('paged', len(sys.stdin.read().splitlines()) > 20)\""
-    assert on_a_terminal("metrics", PAGER=pager) == (0, "paged True\n")
-    assert "paged" not in on_a_terminal("import", "trl", lines=80, PAGER=pager)[1]
-    for none in ("", "cat", "no-such-pager-anywhere"):
-        code, out = on_a_terminal("metrics", PAGER=none, NO_COLOR="1")
-        assert code == 0
-        assert "expired_groups" in out
-
-
-def test_without_a_keyboard_there_is_no_pager():
-    code, out = on_a_terminal("metrics", PAGER="echo paged; cat", stdin=subprocess.DEVNULL, NO_COLOR="1")
+@pytest.mark.parametrize("pager", ["", "cat", "no-such-pager-anywhere"])
+def test_longer_text_is_shown_where_there_is_no_pager(pager: str, run_on_terminal: Callable[..., Ran]):
+    code, out, _ = run_on_terminal("help", "metrics", PAGER=pager, NO_COLOR="1")
     assert code == 0
     assert "expired_groups" in out
-    assert "paged" not in out
+
+
+def test_without_a_keyboard_there_is_no_pager(run_on_terminal: Callable[..., Ran]):
+    code, out, _ = run_on_terminal("help", "metrics", PAGER="echo paged; cat", has_keyboard=False, NO_COLOR="1")
+    assert code == 0
+    assert "expired_groups" in out
 
 
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("topic", ["metrics", "rules", "columns", "python"])
-def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int):
-    code, out = on_a_terminal(topic, PAGER="cat", NO_COLOR="1", columns=columns)
+def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int, run_on_terminal: Callable[..., Ran]):
+    code, out, _ = run_on_terminal("help", topic, PAGER="cat", NO_COLOR="1", columns=columns)
     assert code == 0
     rows = [line for line in find_topic([topic]).text.splitlines() if line.startswith("| ")]
     names = {cell.strip(" `*") for row in rows for cell in row.split("|")[1:3] if cell.strip().startswith("`")}
@@ -144,9 +146,9 @@ def test_names_in_tables_are_whole_on_a_narrow_terminal(topic: str, columns: int
 
 
 @pytest.mark.parametrize("topic", ["gate", "ci", "commands"])
-def test_commands_are_whole_on_a_narrow_terminal(topic: str):
+def test_commands_are_whole_on_a_narrow_terminal(topic: str, run_on_terminal: Callable[..., Ran]):
     """In code, whose lines stay as long as they are; and in text, as far as a line has room for them."""
-    code, out = on_a_terminal(topic, PAGER="cat", NO_COLOR="1", columns=60)
+    code, out, _ = run_on_terminal("help", topic, PAGER="cat", NO_COLOR="1", columns=60)
     assert code == 0
     text = find_topic([topic]).text
     fences = re.findall(r"^```\w+\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
@@ -159,26 +161,28 @@ def test_commands_are_whole_on_a_narrow_terminal(topic: str):
     assert [command for command in commands if len(command) < 50 and command not in out] == []
 
 
-def test_the_list_of_topics_fits_a_narrow_terminal():
-    out = on_a_terminal(columns=60, lines=100)[1]
+def test_the_list_of_topics_fits_a_narrow_terminal(run_on_terminal: Callable[..., Ran]):
+    out = run_on_terminal("help", columns=60, lines=100).out
     assert max(map(len, out.splitlines())) <= 60
 
 
-def test_the_example_of_a_command_is_one_line():
-    shown = subprocess.run(
-        [sys.executable, "-m", "tokenaudit", "gate", "--help"],
-        env=os.environ | {"COLUMNS": "60"}, capture_output=True, check=True, text=True,
-    )  # fmt: skip
-    assert (
-        "Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'\n" in shown.stdout
-    )
+def test_the_example_of_a_command_is_one_line(run_cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    example = "Example: tokenaudit gate rollouts.parquet -c async.toml --rule 'dropped_token_rate <= 20%'\n"
+    assert example in run_cli("gate", "--help").out
 
 
-@pytest.mark.parametrize("command", ["--help", "audit --help", "help metrics"])
-def test_help_keeps_its_text_where_docstrings_are_left_out(command: str):
-    full, bare = (
-        subprocess.run([sys.executable, *flags, "-m", "tokenaudit", *command.split()], capture_output=True, check=True)
-        for flags in ((), ("-OO",))
+def test_help_keeps_its_text_where_docstrings_are_left_out(run_cli: Callable[..., Ran]):
+    commands = ["--help", "audit --help", "help metrics"]
+    code = (
+        "import contextlib, sys\nfrom tokenaudit.cli import main\n"
+        f"for command in {commands!r}:\n"
+        "    sys.argv = ['tokenaudit', *command.split()]\n"
+        "    with contextlib.suppress(SystemExit):\n        main()\n"
+        "    print('\\0', end='')\n"
     )
-    assert bare.stdout == full.stdout
-    assert len(full.stdout) > 500
+    ran = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, check=True)
+    bare = ran.stdout.decode().split("\0")[:-1]
+    for text, command in zip(bare, commands, strict=True):
+        assert text == run_cli(*command.split()).out
+        assert len(text) > 500
