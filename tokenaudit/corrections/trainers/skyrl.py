@@ -118,7 +118,7 @@ class Skyrl(Correction):
 
     def metrics(self, stats: Stats) -> dict[str, float]:
         """As it logs them; is_ratio_min, _max and _std are over a matrix padded to the longest response, of 0 there."""
-        if "length" not in stats:
+        if "length" not in stats or not stats["length"].any():
             return {}
         count, responses = int(stats["count"].sum()), max(len(stats["count"]), 1)
         cells = len(stats["length"]) * int(stats["length"].max())

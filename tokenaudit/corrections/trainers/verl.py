@@ -209,8 +209,10 @@ class Verl(Correction):
         return mean if mean > 1e-8 else 1.0
 
     def metrics(self, stats: Stats) -> dict[str, float]:
-        """As its `rollout_corr/` figures."""
+        """As its `rollout_corr/` figures; none without a token in the loss, where the trainer stops."""
         count = stats["count"]
+        if not count.any():
+            return {}
         tokens, responses = max(int(count.sum()), 1), max(len(count), 1)
         found = mismatch(stats)
         if "weight" in stats:
