@@ -141,6 +141,15 @@ def test_a_completed_group_that_is_never_taken(tmp_path: Path):
     assert [rollout // 100 for _, rollout in finding.extent.members] == lost * 4
 
 
+def test_what_is_lost_at_a_restart_expires_in_the_replay_and_is_lost_still(tmp_path: Path):
+    run = replace(RUN, mean_tokens=34)
+    config = ("policy.max_staleness=9",)
+    assert "group-abandoned" not in found(tmp_path / "twin", log_of(run), run, config=config)
+    finding = found(tmp_path / "log", restarted(run, 0), run, config=config)["group-abandoned"]
+    assert finding.severity is Severity.WARNING
+    assert "put as aborted at step 14 and never again" in finding.message
+
+
 @pytest.mark.parametrize("again", [0, 3])
 def test_groups_in_flight_at_a_restart_are_lost(again: int, tmp_path: Path):
     run = replace(RUN, mean_tokens=34)
@@ -221,6 +230,55 @@ def test_takes_recorded_upstream_are_those_of_the_replay(name: str, tmp_path: Pa
     assert [(one.name, one.message) for one in wrong] == []
 
 
+def test_a_group_that_waits_behind_more_than_two_batches_is_passed_over_and_no_order(tmp_path: Path):
+    held: dict[int, int] = {}
+
+    def late(waiting: list[int]) -> list[int]:
+        for group in waiting:
+            held.setdefault(group, 0)
+            held[group] += 1
+        return [group for group in waiting if group % 20 != 7 or held[group] > 5]
+
+    run = replace(RUN, steps=40)
+    out = found(tmp_path / "log", in_order(log_of(run), late), run)
+    assert "take-order" not in out
+    text = out["group-passed-over"].message
+    assert "completed groups taken late, the first, group 7 at step" in text
+    extent = out["group-passed-over"].extent
+    assert extent is not None
+    assert {rollout // 100 for _, rollout in extent.members} == {group for group in held if group % 20 == 7}
+
+
+def test_the_newest_first_is_found_where_the_others_are_never_taken(tmp_path: Path):
+    """More groups are put than taken, so what is overtaken stays behind for good."""
+    run = replace(RUN, steps=20, batch=8, group_size=1, in_flight=30)
+    rows = in_order(changed(log_of(run), lambda _: {"batch_size": 4}, "take"), lambda waiting: waiting[::-1])
+    config = (*run.config, "timeline.train_batch_size=4")
+    assert "replay_policy is fifo" in found(tmp_path / "log", rows, run, config=config)["take-order"].message
+
+
+def test_what_a_restart_loses_is_passed_over_and_no_order(tmp_path: Path):
+    run = replace(RUN, steps=24)
+    lost: list[int] = []
+
+    def without(waiting: list[int]) -> list[int]:
+        if not lost and len(held) > 10:
+            lost[:] = waiting[:3]
+        held.append(1)
+        return [group for group in waiting if group not in lost]
+
+    held: list[int] = []
+    out = found(tmp_path / "log", in_order(log_of(run), without), run)
+    assert "take-order" not in out
+    assert "3 completed groups never taken" in out["group-passed-over"].message
+
+
+@pytest.mark.parametrize("named", [lambda count: count % 2 == 0, lambda count: count >= 7])
+def test_what_takes_without_names_took_is_not_missed(named: Callable[[int], bool], tmp_path: Path):
+    rows = takes_changed(log_of(RUN), lambda count, event: event if named(count) else [event[0] | {"rollout_id": None}])
+    assert found(tmp_path / "log", rows) == {}
+
+
 @given(st.data())
 def test_overtaking_is_what_a_look_at_every_pair_says(data: st.DataObject):
     count = data.draw(st.integers(1, 12))
@@ -231,13 +289,18 @@ def test_overtaking_is_what_a_look_at_every_pair_says(data: st.DataObject):
         data.draw(st.permutations(range(count))), takes, strict=True)]  # fmt: skip
     columns = (np.array(one, dtype=np.int64) for one in (ready, range(count), task, takes))
     rows, owner, tasks, take = columns
-    steps = np.ones(count, dtype=np.int64)
-    taken = TakenGroups(rows, owner, tasks, take, 10 * take + 10, steps, steps)
-    expected = [
-        any(
-            task[j] == task[i] and key[j] < key[i] and takes[j] > takes[i] and ready[j] < 10 * takes[i] + 10
-            for j in range(count)
-        )
-        for i in range(count)
+    left = data.draw(st.integers(1, count))
+    steps = np.ones(left, dtype=np.int64)
+    taken = TakenGroups(rows[:left], owner[:left], tasks[:left], take[:left], 10 * take[:left] + 10, steps, steps)
+    pairs = [
+        (i, j)
+        for i in range(left)
+        for j in range(count)
+        if task[j] == task[i]
+        and key[j] < key[i]
+        and ready[j] < 10 * takes[i] + 10
+        and (j >= left or takes[j] > takes[i])
     ]
-    assert overtaking(taken, np.array(key), rows).tolist() == expected
+    overtook, overtaken = overtaking(taken, tasks, np.array(key), rows)
+    assert np.flatnonzero(overtook).tolist() == sorted({i for i, _ in pairs})
+    assert np.flatnonzero(overtaken).tolist() == sorted({j for _, j in pairs})

@@ -89,34 +89,65 @@ def split_groups(table: LogTable, taken: TakenGroups) -> Bools:
     return ((np.bincount(put_of) > 1) & (largest < all_members))[put_of]
 
 
-def overtaking(taken: TakenGroups, key: Int64s, ready: Int64s) -> Bools:
-    """Groups that were taken while one waited that comes before them: it was ready, and only a later take names it.
+def overtaking(taken: TakenGroups, task: Int64s, key: Int64s, ready: Int64s) -> tuple[Bools, Bools]:
+    """Which groups were taken while one waited that comes before them, and which groups others overtook so.
+
+    A group waits from when it is ready until a later take names it; tasks have queues of their own.
 
     Args:
-        taken: the groups, of one task or of several, which have queues of their own.
-        key: place of each group in the order, of shape [G]; equal ones may go either way.
-        ready: the last row of its put, of shape [G].
+        taken: the G groups taken.
+        task: code of the task of these, and of groups that were never taken, of shape [G + L].
+        key: place of each group in the order, of shape [G + L]; equal ones may go either way.
+        ready: the last row of its put, of shape [G + L].
+
+    Returns:
+        Those that overtook, of shape [G], and those overtaken, of shape [G + L].
     """
-    overtook = np.zeros(len(taken), dtype=np.bool_)
+    groups = len(taken)
+    overtook, overtaken = np.zeros(groups, dtype=np.bool_), np.zeros(len(task), dtype=np.bool_)
     # What is taken a second time doesn't wait for it.
-    _, first_taken = np.unique(taken.first_row, return_index=True)
-    waits = np.isin(np.arange(len(taken)), first_taken)
-    for task in np.unique(taken.task).tolist():
-        own = np.flatnonzero(taken.task == task)
-        by_ready = own[waits[own]]
+    waits = np.zeros(len(task), dtype=np.bool_)
+    waits[np.unique(taken.first_row, return_index=True)[1]] = True
+    waits[groups:] = True
+    never = int(taken.take.max(initial=0)) + 1
+    take = np.concatenate([taken.take, np.full(len(task) - groups, never)])
+    for code in np.unique(taken.task).tolist():
+        own = np.flatnonzero(taken.task == code)
+        by_ready = np.flatnonzero(waits & (task == code))
         by_ready = by_ready[np.argsort(ready[by_ready], kind="stable")]
         waiting: list[tuple[int, int]] = []
         added = 0
-        cuts = np.flatnonzero(np.diff(taken.take[own])) + 1
-        for groups in np.split(own, cuts):
-            now = int(taken.take_row[groups[0]])
+        starts = np.flatnonzero(np.diff(taken.take[own], prepend=-1))
+        for members in np.split(own, starts[1:]):
+            now = int(taken.take_row[members[0]])
             while added < len(by_ready) and ready[by_ready[added]] < now:
                 group = int(by_ready[added])
-                heapq.heappush(waiting, (int(key[group]), int(taken.take[group])))
+                heapq.heappush(waiting, (int(key[group]), int(take[group])))
                 added += 1
             # What this take or one before has taken waits no longer.
-            while waiting and waiting[0][1] <= taken.take[groups[0]]:
+            while waiting and waiting[0][1] <= taken.take[members[0]]:
                 heapq.heappop(waiting)
             if waiting:
-                overtook[groups] = key[groups] > waiting[0][0]
-    return overtook
+                overtook[members] = key[members] > waiting[0][0]
+        # The takes from when a group is ready to before its own, and the last in the order that they took.
+        last = np.append(np.maximum.reduceat(key[own], starts), 0)
+        first = np.searchsorted(taken.take_row[own[starts]], ready[by_ready], side="right")
+        behind = np.searchsorted(taken.take[own[starts]], take[by_ready])
+        some = np.flatnonzero(first < behind)
+        pairs = np.stack([first[some], behind[some]], axis=1).reshape(-1)
+        if len(pairs):
+            overtaken[by_ready[some]] = np.maximum.reduceat(last, pairs)[::2] > key[by_ready[some]]
+    return overtook, overtaken
+
+
+def lag(taken: TakenGroups, own: Int64s) -> Int64s:
+    """How many more groups were taken before each than were put before it, by the begin of its take.
+
+    Args:
+        taken: the groups taken.
+        own: those of one task, in the order of takes; what is taken again doesn't lag.
+    """
+    rows, first = np.unique(taken.first_row[own], return_index=True)
+    place = np.zeros(len(own), dtype=np.int64)
+    place[first] = np.searchsorted(taken.take[own[np.sort(first)]], taken.take[own[first]]) - np.arange(len(rows))
+    return place

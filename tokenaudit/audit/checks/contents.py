@@ -6,6 +6,7 @@ import numpy as np
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.checks.lifecycle import sampled_between
+from tokenaudit.audit.checks.stuck_versions import filled_in
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rule import Fact, Severity, rule
 from tokenaudit.audit.table import LogTable
@@ -192,7 +193,8 @@ def _prefix_lost(case: Case, findings: Findings) -> None:
     again, lost = _lost_tokens(case)
     findings.add_checked(int(again.sum()), "aborted responses put again")
     goes_on = np.array([_goes_on(case, code, again, lost) for code in range(len(table.tasks))] or [False])
-    where = again & (lost > 0) & (table["status"] == _ABORTED) & goes_on[table["task"]]
+    # Versions that are filled in don't show what is kept; V031 reports that.
+    where = again & (lost > 0) & (table["status"] == _ABORTED) & goes_on[table["task"]] & ~filled_in(case)
     findings.add_extent(
         where,
         lambda rows: f"aborted again without {plural(int(lost[rows].sum()), 'token')} that the put before had",

@@ -159,7 +159,8 @@ def _group_abandoned(case: Case, findings: Findings) -> None:
     """Groups that were put as aborted last, while as many others were begun since.
 
     The last steps may have left them to the next ones. Without a fall of train_step, most of the groups cut off at a
-    step must be lost: some may wait for long.
+    step must be lost: some may wait for long. What expires in the replay is lost if it waited there twice as long as
+    any group that came again.
     """
     table, replayed = case.table, case.replayed
     step, put, status = table["train_step"], table.put_event, table["status"]
@@ -167,9 +168,12 @@ def _group_abandoned(case: Case, findings: Findings) -> None:
     open_puts = np.zeros(table.rows, dtype=np.bool_)
     open_puts[table.of_same_puts(kept[status[kept] == _ABORTED])] = True
     again, first_of_group = _comes_again(table)
-    expired = [row for one in replayed.expired for row in replayed.put_rows(one.put).tolist()]
     lost = open_puts & ~again
-    lost[expired] = False
+    waits = _waits(table, open_puts & again)
+    for one in replayed.expired:
+        rows = replayed.put_rows(one.put)
+        # What expires sooner may have been discarded for it; what waits longer than all others isn't held any more.
+        lost[rows] &= one.waited > 2 * waits.get(int(table["task"][rows[0]]), one.waited)
     fell = _step_before_fall(table) != ABSENT
     start = np.cumsum(fell)
     findings.add_checked(len(np.unique(put[open_puts])), "puts of groups cut off")
@@ -203,6 +207,26 @@ def _comes_again(table: LogTable) -> tuple[Bools, Int64s]:
     last_put = table.put_event[last[group]]
     again[rows] = (table.put_event[rows] != last_put) & table.is_put[rows]
     return again, rows[first]
+
+
+def _waits(table: LogTable, again: Bools) -> dict[int, int]:
+    """The most steps, at least 1, that groups of each task, by its code, waited from a put to their next one.
+
+    Args:
+        table: the rows.
+        again: put rows of groups that are put or sampled later.
+    """
+    rows = np.flatnonzero(table.is_put)
+    order = rows[np.lexsort((rows, table["group_id"][rows], table["task"][rows]))]
+    starts = order[np.flatnonzero(np.diff(table.put_event[order], prepend=-1))]
+    now, then = starts[:-1], starts[1:]
+    same = (table["task"][now] == table["task"][then]) & (table["group_id"][now] == table["group_id"][then])
+    same &= again[now]
+    most: dict[int, int] = {}
+    for task in np.unique(table["task"][now[same]]).tolist():
+        own = same & (table["task"][now] == task)
+        most[task] = max(1, int((table["train_step"][then[own]] - table["train_step"][now[own]]).max()))
+    return most
 
 
 def _lost_text(case: Case, rows: Int64s, when: str) -> str:

@@ -8,7 +8,7 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.replayed_run import NEVER
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.taken_groups import overtaking, split_groups
+from tokenaudit.audit.taken_groups import TakenGroups, lag, overtaking, split_groups
 from tokenaudit.config.model import task_sizes
 from tokenaudit.contracts.errors import plural
 from tokenaudit.contracts.schema import EventKind
@@ -99,19 +99,13 @@ def _asked(case: Case) -> dict[tuple[int, int], int]:
       Fact.REPLAY, Fact.RECORDED_TAKES)  # fmt: skip
 def _take_order(case: Case, findings: Findings) -> None:
     table, taken, policy = case.table, case.taken, case.known_config.buffer.replay_policy
-    ready = taken.first_row
-    key = ready
-    if policy is ReplayPolicy.STALENESS:
-        oldest = np.where(table["oldest"] == ABSENT, table["model_step"], table["oldest"])
-        key = np.full(len(taken), np.iinfo(np.int64).max)
-        np.minimum.at(key, taken.owner, oldest[taken.rows])
-    overtook = overtaking(taken, key, ready)
+    overtook = _disordered(case)
     findings.add_checked(len(taken), "taken groups")
     for code in range(len(table.tasks)):
         own = taken.task == code
         wrong = own & overtook
         count, total = int(wrong.sum()), int(own.sum())
-        if count >= INVERTED_GROUPS and count > INVERTED_SHARE * total:
+        if count:
             waited = "was completed before" if policy is ReplayPolicy.FIFO else "has older tokens"
             share = f"{count:,} of {plural(total, 'taken group')} ({100 * count / total:.0f} %)"
             text = f"{share} were taken while one that {waited} waited, though replay_policy is {policy}, first at step"
@@ -119,34 +113,119 @@ def _take_order(case: Case, findings: Findings) -> None:
             findings.add_extent(taken.rows_of(wrong), text)
 
 
+def _disordered(case: Case) -> Bools:
+    """Taken groups that overtook others, in tasks where more than a tenth did.
+
+    Few that wait for long are overtaken by all others. That is no order but that of the newest first, under which none
+    is taken while a newer one waits; groups that are never taken speak for it where they keep coming.
+    """
+    table, taken, left = case.table, case.taken, _left_waiting(case)
+    ready = np.concatenate([taken.first_row, left])
+    key = ready
+    if case.known_config.buffer.replay_policy is ReplayPolicy.STALENESS:
+        oldest = np.where(table["oldest"] == ABSENT, table["model_step"], table["oldest"])
+        of_groups = np.full(len(taken), np.iinfo(np.int64).max)
+        np.minimum.at(of_groups, taken.owner, oldest[taken.rows])
+        key = np.concatenate([of_groups, _oldest_of_puts(case, left, oldest)])
+    task = np.concatenate([taken.task, table["task"][left]])
+    groups = len(taken)
+    overtook, overtaken = overtaking(taken, task[:groups], key[:groups], ready[:groups])
+    overtook_left, _ = overtaking(taken, task, key, ready)
+    in_reverse, _ = overtaking(taken, task, -key, ready)
+    found = np.zeros(groups, dtype=np.bool_)
+    for code in range(len(table.tasks)):
+        own = taken.task == code
+        total, wrong = int(own.sum()), overtook_left & own
+        among, passed, later = (int((where & own).sum()) for where in (overtook, overtaken, in_reverse & wrong))
+        is_reverse = later <= INVERTED_SHARE * wrong.sum()
+        if _is_much(among, total):
+            is_order = is_reverse or _is_much(passed, total)
+        else:
+            is_order = is_reverse and _is_much(int(wrong.sum()), total)
+            is_order = is_order and _keeps_coming(taken, wrong, left[table["task"][left] == code])
+        if is_order:
+            found |= wrong
+    return found
+
+
+def _is_much(count: int, total: int) -> bool:
+    return count >= INVERTED_GROUPS and count > INVERTED_SHARE * total
+
+
+def _keeps_coming(taken: TakenGroups, overtook: Bools, left: Int64s) -> bool:
+    """Whether groups that are never taken were put before at least half of the takes of those that overtook."""
+    takes = np.unique(taken.take_row[overtook])
+    return 2 * len(np.unique(np.searchsorted(takes, left))) >= len(takes)
+
+
+def _oldest_of_puts(case: Case, first_rows: Int64s, oldest: Int64s) -> Int64s:
+    """The oldest version of the puts that some rows belong to."""
+    table = case.table
+    rows = table.of_same_puts(first_rows)
+    puts, owner = np.unique(table.put_event[rows], return_inverse=True)
+    found = np.full(len(puts), np.iinfo(np.int64).max)
+    np.minimum.at(found, owner.reshape(-1), oldest[rows])
+    return found[np.searchsorted(puts, table.put_event[first_rows])]
+
+
+def _left_waiting(case: Case) -> Int64s:
+    """The first rows of completed groups that replay takes and the run doesn't, as far as it names what it takes."""
+    table, taken, replayed = case.table, case.taken, case.replayed
+    rows = replayed.puts.rows
+    rows = rows[_is_named(case, table["task"][rows], replayed.taken_step)]
+    unnamed = np.flatnonzero((table["kind"] == _TAKE) & ~table.present("rollout_id"))
+    for task in np.unique(table["task"][unnamed]).tolist():
+        last = unnamed[table["task"][unnamed] == task][-1]
+        rows = rows[(table["task"][rows] != task) | (rows > last)]
+    # group-incomplete tells of groups of which some members are taken.
+    rows = rows[~np.isin(table.put_event[rows], np.unique(table.put_event[taken.rows]))]
+    return rows[np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))]
+
+
+def _is_named(case: Case, task: Int64s, train_step: Int64s) -> Bools:
+    """Whether the run names what it took of a task at a step: only that can be compared."""
+    taken = case.taken
+    # Steps never taken are -1, so they are found in none.
+    width = max(int(train_step.max(initial=0)), int(taken.train_step.max(initial=0))) + 2
+    return np.isin(task * width + train_step + 1, taken.task * width + taken.train_step + 1)
+
+
 @rule("L032", "group-passed-over", Severity.WARNING,
-      "Completed groups were never taken, though newer ones were, and the config neither expires nor filters them.",
+      "Completed groups were passed over for more than two batches of newer ones, or for good, though the config "
+      "neither expires nor filters them.",
       "Look for groups that the buffer loses or that its order never reaches.",
       Fact.TIMELINE, Fact.RECORDED_TAKES)  # fmt: skip
 def _group_passed_over(case: Case, findings: Findings) -> None:
-    """A group is ready where replay takes it; those put in the last two batches may still have been waiting."""
-    table, taken, replayed = case.table, case.taken, case.replayed
-    rows = replayed.puts.rows
-    left = np.zeros(table.rows, dtype=np.bool_)
-    left[rows] = replayed.taken_step != NEVER
-    left[taken.rows] = False
-    _, batches = np.unique(np.stack([taken.task, taken.take]), axis=1, return_counts=True)
+    """A group is ready where replay takes it; those put in the last two batches may still have been waiting.
+
+    Groups taken late are judged under fifo; where they are more than a tenth, the order is another one.
+    """
+    table, taken, put_rows = case.table, case.taken, case.replayed.puts.rows
+    left = _left_waiting(case)
+    is_fifo = case.known_config.buffer.replay_policy is ReplayPolicy.FIFO
     for code in range(len(table.tasks)):
-        own = np.sort(taken.first_row[taken.task == code])
-        waiting = np.flatnonzero(left & (table["task"] == code) & ~_is_partly_taken(case))
-        findings.add_checked(len(np.unique(table.put_event[rows[table["task"][rows] == code]])), "puts")
-        newer = len(own) - np.searchsorted(own, waiting)
-        passed = waiting[newer > PASSED_OVER_BATCHES * int(np.median(batches))] if len(own) else waiting[:0]
-        if len(passed):
-            groups = len(np.unique(table.put_event[passed]))
-            text = f"{plural(groups, 'completed group')} never taken, the first, group {table['group_id'][passed[0]]}, "
-            findings.add_extent(passed, f"{text}though {newer.max():,} newer ones were")
-
-
-def _is_partly_taken(case: Case) -> Bools:
-    """Put rows of which the run took some member: group-incomplete tells those."""
-    table = case.table
-    return table.is_put & np.isin(table.put_event, np.unique(table.put_event[case.taken.rows]))
+        own = np.flatnonzero(taken.task == code)
+        findings.add_checked(len(np.unique(table.put_event[put_rows[table["task"][put_rows] == code]])), "puts")
+        if len(own) == 0:
+            continue
+        allowed = PASSED_OVER_BATCHES * int(np.median(np.unique(taken.take[own], return_counts=True)[1]))
+        never = left[table["task"][left] == code]
+        newer = len(own) - np.searchsorted(np.sort(taken.first_row[own]), never)
+        never, newer = never[newer > allowed], newer[newer > allowed]
+        late = lag(taken, own)
+        is_late = (late > allowed) & is_fifo & (np.sum(late > allowed) <= INVERTED_SHARE * len(own))
+        delayed, late = own[is_late], late[is_late]
+        texts = []
+        if len(never):
+            first = f"the first, group {table['group_id'][never[0]]}, though {newer.max():,} newer ones were"
+            texts.append(f"{plural(len(never), 'completed group')} never taken, {first}")
+        if len(delayed):
+            text = f"{plural(len(delayed), 'completed group')} taken late, the first, group"
+            text += f" {table['group_id'][taken.first_row[delayed[0]]]} at step {taken.train_step[delayed[0]]}"
+            texts.append(f"{text}, behind up to {late.max():,} newer ones")
+        if texts:
+            found = np.concatenate([table.of_same_puts(never), taken.rows_of(delayed)])
+            findings.add_extent(np.unique(found), " and ".join(texts))
 
 
 @rule("L030", "takes-differ-from-replay", Severity.WARNING,
@@ -159,7 +238,7 @@ def _takes_differ_from_replay(case: Case, findings: Findings) -> None:
     by_run, by_replay = (np.full(table.rows, NEVER, dtype=np.int64) for _ in range(2))
     by_run[taken.rows] = taken.train_step[taken.owner]
     by_replay[replayed.puts.rows] = replayed.taken_step
-    by_replay[~np.isin(by_replay, taken.train_step)] = NEVER
+    by_replay[~_is_named(case, table["task"], by_replay)] = NEVER
     expired_at = {expired.put: expired.event.train_step for expired in replayed.expired}
     first = replayed.digest.events.first_response
     expired = np.zeros(table.rows, dtype=np.bool_)
