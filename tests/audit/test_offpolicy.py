@@ -122,7 +122,8 @@ def test_the_figures_are_those_of_a_walk_over_all_tokens(rows: list[Row], epsilo
     # rows of more than 64 tokens are sampled for the percentile
     exact = [name for name in expected[0].data() if name != "p95_abs"] if expected else []
     for own, other in zip(found, expected, strict=True):
-        assert [own.data()[name] for name in exact] == pytest.approx([other.data()[name] for name in exact], abs=1e-9)
+        # ratios of float32 columns are computed in single precision
+        assert [own.data()[name] for name in exact] == pytest.approx([other.data()[name] for name in exact], abs=5e-7)
         if all(row["response_len"] <= SAMPLED for row in rows):
             assert own.p95_abs == other.p95_abs
 

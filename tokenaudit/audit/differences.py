@@ -22,7 +22,7 @@ PAIR_SUMS = ("n", "x", "y", "xx", "yy", "xy", "x2", "y2", "xx2", "yy2", "x2y", "
 """Sums over sampled tokens and the token behind each; x is the engine's, y the trainer's, 2 stands for the latter."""
 MOST_DELTA = 80.0
 """Differences are cut here, where a ratio squared still fits double precision."""
-_CHUNK = 32_768
+_CHUNK = 65_536
 """Tokens that are looked at together, few enough for the caches of a core."""
 
 
@@ -119,12 +119,11 @@ def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
             at = bounds[span.start : span.stop + 1] - start
             _sum_up(sums[:, span], old[start:stop], new[start:stop], used, at, epsilon)
     counted, delta, abs_delta, ratio, squared_ratio, outside, equal, sure, largest = sums
-    sampled, stride, samples, pairs = _sampled(old, new, is_used, lengths, first, stretches)
-    pair_rows = np.flatnonzero(pairs[0])
+    sampled, stride, samples, pair_rows, pairs = _sampled(old, new, is_used, lengths, first, stretches)
     outside, equal, sure = (whole.astype(np.int64) for whole in (outside, equal, sure))
     return Differences(
         stretches.row, stretches.version, counted.astype(np.int64), delta, abs_delta, ratio, squared_ratio, outside,
-        equal, sure, largest, sampled, stride, samples, pair_rows, pairs[:, pair_rows],
+        equal, sure, largest, sampled, stride, samples, pair_rows, pairs,
     )  # fmt: skip
 
 
@@ -188,40 +187,46 @@ def _sum_up(
     bounds: Int64s,
     epsilon: float,
 ) -> None:
-    """Fill `sums`, of shape [9 x stretches], for tokens of some rows; `bounds` are those of the stretches in them."""
+    """Fill `sums`, of shape [9 x stretches], for tokens of some rows; `bounds` are those of the stretches in them.
+
+    Single tokens are computed in the precision of the columns, sums in double precision.
+    """
     if not all(side.min() > SENTINEL_LOGPROB and side.max() < np.inf for side in (rollout, trained)):
         good = np.isfinite(rollout) & np.isfinite(trained)
         good &= (rollout > SENTINEL_LOGPROB) & (trained > SENTINEL_LOGPROB)
         used = good if used is None else used & good
         rollout, trained = (np.where(good, side, 0) for side in (rollout, trained))
-    delta = np.subtract(trained, rollout, dtype=np.float64)
-    np.clip(delta, -MOST_DELTA, MOST_DELTA, out=delta)
+    delta = np.subtract(trained, rollout, dtype=np.result_type(rollout, trained, np.float32))
     begin, lengths = bounds[:-1], np.diff(bounds)
+
+    def count(where: Bools) -> Int64s:
+        return np.add.reduceat(where.view(np.int8), begin, dtype=np.int32)
+
     if used is not None:
         delta *= used
-        sums[0] = np.add.reduceat(used.view(np.int8), begin, dtype=np.int64)
+        sums[0] = count(used)
     else:
         sums[0] = lengths
+    np.clip(delta, -MOST_DELTA, MOST_DELTA, out=delta)
     # tokens left out have a ratio of 1 and a difference of 0 here
     left_out = lengths - sums[0]
-    sums[1] = np.add.reduceat(delta, begin)
+    sums[1] = np.add.reduceat(delta, begin, dtype=np.float64)
     is_equal = delta == 0
-    sums[6] = np.add.reduceat(is_equal.view(np.int8), begin, dtype=np.int64) - left_out
+    sums[6] = count(is_equal) - left_out
     if rollout.max() == 0:
         is_equal &= rollout == 0
         if used is not None:
             is_equal &= used
-        sums[7] = np.add.reduceat(is_equal.view(np.int8), begin, dtype=np.int64)
+        sums[7] = count(is_equal)
     ratio = np.exp(delta)
     np.abs(delta, out=delta)
-    sums[2] = np.add.reduceat(delta, begin)
+    sums[2] = np.add.reduceat(delta, begin, dtype=np.float64)
     sums[8] = np.maximum.reduceat(delta, begin)
-    sums[3] = np.add.reduceat(ratio, begin) - left_out
-    np.multiply(ratio, ratio, out=delta)
-    sums[4] = np.add.reduceat(delta, begin) - left_out
-    ratio -= 1
-    is_outside = np.abs(ratio, out=ratio) > epsilon
-    sums[5] = np.add.reduceat(is_outside.view(np.int8), begin, dtype=np.int64)
+    sums[5] = count(np.abs(np.subtract(ratio, 1, out=delta), out=delta) > epsilon)
+    wide = ratio.astype(np.float64)
+    sums[3] = np.add.reduceat(wide, begin) - left_out
+    wide *= wide
+    sums[4] = np.add.reduceat(wide, begin) - left_out
 
 
 def _sampled(
@@ -231,32 +236,34 @@ def _sampled(
     lengths: Int64s,
     first: Int64s,
     stretches: _Stretches,
-) -> tuple[Int64s, Int64s, np.ndarray[Any, np.dtype[np.float32]], Floats]:
-    """Samples and their number and stride by stretch, and the sums of pairs by row: see `Differences`."""
+) -> tuple[Int64s, Int64s, np.ndarray[Any, np.dtype[np.float32]], Int64s, Floats]:
+    """Samples with their number and stride by stretch, and the sums of pairs with their rows: see `Differences`."""
     stride = np.maximum(-(-lengths // SAMPLED), 1)
     counts = -(-lengths // stride)
-    owner = np.repeat(np.arange(len(lengths)), counts)
-    place = first[owner] + (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * stride[owner]
+    begin = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    place = np.arange(total) * np.repeat(stride, counts) + np.repeat(first - begin * stride, counts)
 
-    def good(positions: Int64s) -> Bools:
+    def values(positions: Int64s) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Bools]:
+        """Of the engine, of the trainer, and whether they count."""
+        sides = old[positions], new[positions]
         found = np.ones(len(positions), dtype=np.bool_) if is_used is None else is_used[positions]
-        for side in (old, new):
-            found = found & np.isfinite(side[positions]) & (side[positions] > SENTINEL_LOGPROB)
-        return found
+        for side in sides:
+            found &= (side > SENTINEL_LOGPROB) & (side < np.inf)
+        return *sides, found
 
-    is_good = good(place)
-    owner, place = owner[is_good], place[is_good]
-    delta = new[place].astype(np.float64) - old[place]
-    stretch = np.searchsorted(stretches.begin, place, side="right") - 1
-    sampled = np.bincount(stretch, minlength=len(stretches.row))
-    samples = np.minimum(np.abs(delta), MOST_DELTA).astype(np.float32)
-    behind = place + 1
-    is_pair = behind < (first + lengths)[owner]
-    is_pair[is_pair] = good(behind[is_pair])
-    owner, place, behind = owner[is_pair], place[is_pair], behind[is_pair]
-    pairs = np.zeros((len(PAIR_SUMS), len(lengths)))
-    x, y, x2, y2 = (side[where].astype(np.float64) for where in (place, behind) for side in (old, new))
+    x, y, is_good = values(place)
+    sampled = np.diff(np.searchsorted(place[is_good], stretches.begin), append=np.count_nonzero(is_good))
+    samples = np.minimum(np.abs(y[is_good] - x[is_good]), MOST_DELTA).astype(np.float32)
+    # the last token of a row has none behind
+    ends_row = (counts > 0) & ((counts - 1) * stride == lengths - 1)
+    is_good[(begin + counts - 1)[ends_row]] = False
+    x2, y2, is_pair = values(np.minimum(place + 1, len(old) - 1))
+    is_pair &= is_good
+    x, y, x2, y2 = (side[is_pair].astype(np.float64) for side in (x, y, x2, y2))
+    pairs_of = np.diff(np.append(0, np.cumsum(is_pair))[np.append(begin, total)])
+    pair_rows = np.flatnonzero(pairs_of)
+    heads = (np.cumsum(pairs_of) - pairs_of)[pair_rows]
     terms = (np.ones(len(x)), x, y, x * x, y * y, x * y, x2, y2, x2 * x2, y2 * y2, x2 * y, x * y2)
-    for sums, term in zip(pairs, terms, strict=True):
-        sums[:] = np.bincount(owner, term, minlength=len(lengths))
-    return sampled, stride[stretches.row], samples, pairs
+    pairs = np.stack([np.add.reduceat(term, heads) for term in terms]) if len(heads) else np.zeros((len(terms), 0))
+    return sampled, stride[stretches.row], samples, pair_rows, pairs

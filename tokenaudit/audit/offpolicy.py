@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenaudit.audit.differences import Differences
 from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.log.columns import Floats, Int64s
+from tokenaudit.log.columns import Bools, Floats, Int64s
 
 OLDEST_AGE = 127
 """Older tokens count with this age, so that the number of ages is bounded."""
@@ -68,6 +68,7 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
     tokens = by_age(found.tokens)
     sums = map(by_age, (found.delta, found.abs_delta, found.ratio, found.squared_ratio, found.outside))
     delta, abs_delta, ratio, squared_ratio, outside = sums
+    thousandths = _thousandths(found.samples)
     of_sample = np.repeat(np.where(counted, age, -1), found.sampled)
     weights = np.repeat(found.stride, found.sampled)
     return tuple(
@@ -75,7 +76,7 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
             staleness=index - 1,
             tokens=int(tokens[index]),
             mean_abs=float(abs_delta[index] / tokens[index]),
-            p95_abs=_percentile_95(found.samples[of_sample == index], weights[of_sample == index]),
+            p95_abs=_percentile_95(thousandths, weights, of_sample == index),
             mean_ratio=float(ratio[index] / tokens[index]),
             effective_share=float(ratio[index] ** 2 / (tokens[index] * squared_ratio[index])),
             outside_share=float(outside[index] / tokens[index]),
@@ -85,12 +86,13 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
     )
 
 
-def _percentile_95(values: np.ndarray, weights: Int64s) -> float:
-    """By nearest rank, cut to 0.001, of values that stand for `weights` tokens each."""
-    if len(values) == 0:
-        return 0.0
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    at = int(np.searchsorted(reached, 0.95 * reached[-1]))
+def _thousandths(values: np.ndarray[Any, np.dtype[np.float32]]) -> Int64s:
+    """Values cut to 0.001, as whole numbers of that."""
     # half a millionth more, as float32 may fall short of a thousandth
-    return float(np.floor(values[order[at]].astype(np.float64) * _RESOLUTION + 5e-4) / _RESOLUTION)
+    return (values.astype(np.float64) * _RESOLUTION + 5e-4).astype(np.int64)
+
+
+def _percentile_95(thousandths: Int64s, weights: Int64s, where: Bools) -> float:
+    """By nearest rank, of the values in `where`, which stand for `weights` tokens each."""
+    reached = np.cumsum(np.bincount(thousandths[where], weights[where]))
+    return float(np.searchsorted(reached, 0.95 * reached[-1]) / _RESOLUTION) if len(reached) else 0.0
