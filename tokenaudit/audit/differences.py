@@ -6,12 +6,12 @@ changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.logprobs import BOTH, SENTINEL_LOGPROB, reals
+from tokenaudit.audit.logprobs import BOTH, SENTINEL_LOGPROB, Logprobs
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import LARGEST, Bools, Floats, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns
@@ -85,16 +85,16 @@ class _Stretches(NamedTuple):
     trainable: Bools
 
 
-def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
+def differences(columns: BatchColumns, logprobs: Mapping[str, Logprobs], epsilon: float) -> Differences | None:
     """The differences of a batch; None where it lacks a column.
 
     Looked at are rows with both log-probabilities, and a version, for every token. Tokens of recorded runs that hold
     both kinds count as not trainable: which ones are isn't recorded.
     """
-    if any(columns.array(name) is None for name in BOTH):
+    if len(logprobs) < len(BOTH):
         return None
     rows = columns.rows
-    rollout, trained = (reals(columns, name) for name in BOTH)
+    rollout, trained = (logprobs[name].lists for name in BOTH)
     tokens, versions, mask = rollout.lengths, columns.versions, columns.mask
     stamp = columns.integers("model_step")
     own = _rows_of_runs(columns, tokens)
@@ -110,6 +110,9 @@ def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
     old, new = (side.elements_of(usable) for side in (rollout, trained))
     is_used = _trainable(mask, stretches, usable, own, lengths)
     bounds = np.append(stretches.begin, len(old))
+    sides = [logprobs[name] for name in BOTH]
+    is_tame = all(side.is_plain for side in sides)
+    is_tame = is_tame and max(side.high for side in sides) - min(side.low for side in sides) <= MOST_DELTA
     sums = np.zeros((9, len(stretches.row)))
     for low, high in col.bounded_spans(lengths, rows, _CHUNK):
         start, stop = int(first[low]), int(first[high - 1] + lengths[high - 1])
@@ -117,7 +120,7 @@ def differences(columns: BatchColumns, epsilon: float) -> Differences | None:
         if start < stop:
             used = is_used[start:stop] if is_used is not None else None
             at = bounds[span.start : span.stop + 1] - start
-            _sum_up(sums[:, span], old[start:stop], new[start:stop], used, at, epsilon)
+            _sum_up(sums[:, span], old[start:stop], new[start:stop], used, at, epsilon, is_tame)
     counted, delta, abs_delta, ratio, squared_ratio, outside, equal, sure, largest = sums
     sampled, stride, samples, pair_rows, pairs = _sampled(old, new, is_used, lengths, first, stretches)
     outside, equal, sure = (whole.astype(np.int64) for whole in (outside, equal, sure))
@@ -186,12 +189,14 @@ def _sum_up(
     used: Bools | None,
     bounds: Int64s,
     epsilon: float,
+    is_tame: bool,
 ) -> None:
     """Fill `sums`, of shape [9 x stretches], for tokens of some rows; `bounds` are those of the stretches in them.
 
-    Single tokens are computed in the precision of the columns, sums in double precision.
+    Single tokens are computed in the precision of the columns, sums in double precision. `is_tame` says that no value
+    has to be left out, and no difference to be cut.
     """
-    if not all(side.min() > SENTINEL_LOGPROB and side.max() < np.inf for side in (rollout, trained)):
+    if not is_tame:
         good = np.isfinite(rollout) & np.isfinite(trained)
         good &= (rollout > SENTINEL_LOGPROB) & (trained > SENTINEL_LOGPROB)
         used = good if used is None else used & good
@@ -207,7 +212,8 @@ def _sum_up(
         sums[0] = count(used)
     else:
         sums[0] = lengths
-    np.clip(delta, -MOST_DELTA, MOST_DELTA, out=delta)
+    if not is_tame:
+        np.clip(delta, -MOST_DELTA, MOST_DELTA, out=delta)
     # tokens left out have a ratio of 1 and a difference of 0 here
     left_out = lengths - sums[0]
     sums[1] = np.add.reduceat(delta, begin, dtype=np.float64)

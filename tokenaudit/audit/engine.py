@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -101,7 +102,10 @@ class _Rows(NamedTuple):
 
     def only(self, chosen: Bools) -> _Rows:
         """Some of the rows."""
-        return _Rows(*(cast("Any", column[..., chosen]) for column in self))
+        if chosen.all():
+            return self
+        at = np.flatnonzero(chosen)
+        return _Rows(*(cast("Any", column.take(at, axis=-1)) for column in self))
 
 
 def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> EngineVerdict:
@@ -216,14 +220,15 @@ def _correlations(sums: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _medians(rows: _Rows, block: Int64s) -> Floats:
-    """By block, the median over rows of the mean |difference| of their fresh tokens."""
+    """By block, ascending numbers, the median over rows of the mean |difference| of their fresh tokens."""
     counted = rows.fresh >= _ROW_TOKENS
     means = np.where(counted, rows.fresh_abs / np.maximum(rows.fresh, 1), 0)
     found = np.full(int(block.max()) + 1, np.nan)
-    for number in range(len(found)):
-        own = means[(block == number) & counted]
-        if len(own):
-            found[number] = np.median(own)
+    means, block = means[counted], block[counted]
+    bounds = np.searchsorted(block, np.arange(len(found) + 1)).tolist()
+    for number, (first, last) in enumerate(pairwise(bounds)):
+        if first < last:
+            found[number] = np.median(means[first:last])
     return found
 
 

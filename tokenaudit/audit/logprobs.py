@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 
@@ -22,7 +25,34 @@ ZERO_RUN = 3
 """Zero log-probabilities side by side that look like fill values."""
 
 
-def scan_logprobs(columns: BatchColumns) -> Arrays:
+class Logprobs(NamedTuple):
+    """A column of log-probabilities, flattened, null elements as NaN; its smallest and largest value.
+
+    Both are NaN where a value is, and 0 where there is none.
+    """
+
+    lists: Lists
+    low: float
+    high: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of them are log-probabilities, or at least finite ones above the sentinels."""
+        return self.low > SENTINEL_LOGPROB and self.high < np.inf
+
+
+def read_logprobs(columns: BatchColumns) -> dict[str, Logprobs]:
+    """The columns of log-probabilities that a batch has."""
+    found = {name: _reals(columns, name) for name in BOTH if columns.array(name) is not None}
+    return {
+        name: Logprobs(lists, float(lists.values.min()), float(lists.values.max()))
+        if len(lists.values)
+        else Logprobs(lists, 0, 0)
+        for name, lists in found.items()
+    }
+
+
+def scan_logprobs(columns: BatchColumns, logprobs: Mapping[str, Logprobs]) -> Arrays:
     """Per row, for each column that the batch has: what is odd about its values, and where they are exactly 0.
 
     Under the name of the column: `_len` (entries, -1 for a null list), `_null`, `_nan`, `_inf`, `_sentinel` (odd values
@@ -32,16 +62,15 @@ def scan_logprobs(columns: BatchColumns) -> Arrays:
     other side says that the model was sure. Of the mask, `edges_first` and `edges_end`: places of the last two kinds.
     """
     arrays: Arrays = {}
-    names = [name for name in BOTH if columns.array(name) is not None]
-    for name in names:
-        others = [other for other in names if other != name]
-        arrays |= _of_column(columns, name, others[0] if others else None)
-    if names:
+    for name, own in logprobs.items():
+        others = [other.lists for other_name, other in logprobs.items() if other_name != name]
+        arrays |= _of_column(columns, name, own, others[0] if others else None)
+    if logprobs:
         arrays |= _edges(columns.mask, columns.rows)
     return arrays
 
 
-def _of_column(columns: BatchColumns, name: str, other: str | None) -> Arrays:
+def _of_column(columns: BatchColumns, name: str, logprobs: Logprobs, other: Lists | None) -> Arrays:
     rows, array = columns.rows, columns.batch.columns[name]
     counts = (
         "null", "nan", "inf", "sentinel", "odd_trained", "zeros", "positive", "zero", "zero_last", "zero_first",
@@ -51,13 +80,9 @@ def _of_column(columns: BatchColumns, name: str, other: str | None) -> Arrays:
     arrays |= {f"{name}_{what}": np.zeros(rows, dtype=np.int64) for what in counts}
     if array.type == pa.null():
         return arrays
-    own = reals(columns, name)
+    own, high, is_plain = logprobs.lists, logprobs.high, logprobs.is_plain
     values, lengths = own.values, own.lengths
-    if len(values) == 0:
-        return arrays
-    low, high = values.min(), values.max()
-    is_plain = bool(low > SENTINEL_LOGPROB and high < np.inf)
-    if is_plain and high < 0:
+    if len(values) == 0 or (is_plain and high < 0):
         return arrays
     ends = np.cumsum(lengths)
     mask = columns.mask
@@ -83,7 +108,7 @@ def _of_column(columns: BatchColumns, name: str, other: str | None) -> Arrays:
         count("positive", np.flatnonzero((values > POSITIVE_LOGPROB) & np.isfinite(values)))
     zeros = np.flatnonzero(values == 0.0)
     if len(zeros):
-        _count_zeros(arrays, name, zeros, own, mask, reals(columns, other) if other else None)
+        _count_zeros(arrays, name, zeros, own, mask, other)
     return arrays
 
 
@@ -158,7 +183,7 @@ def aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
     return trained
 
 
-def reals(columns: BatchColumns, name: str) -> Lists:
+def _reals(columns: BatchColumns, name: str) -> Lists:
     """A list column of log-probabilities; null elements are NaN, which drops the token."""
     lists, array = columns.lists(name), columns.array(name)
     if array is None or len(lists.null_element_rows) == 0:

@@ -28,7 +28,8 @@ class AgeEvidence:
         mean_ratio: mean importance ratio.
         effective_share: effective sample size over tokens, (sum of ratios)^2 / (tokens x sum of squared ratios).
         outside_share: share of tokens whose ratio is outside [1 - epsilon, 1 + epsilon].
-        kl: mean of ratio - 1 - log ratio, an estimate of the divergence of the rollout from the trained policy.
+        kl: mean of ratio - 1 - log ratio, an estimate of the divergence of the rollout from the trained policy; of
+            float32 columns to about 1e-7, as their ratios have single precision.
     """
 
     staleness: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenaudit.audit.contents import Arrays, id_numbers, logprob_numbers
 from tokenaudit.audit.differences import Differences, differences
-from tokenaudit.audit.logprobs import aligned_mask, scan_logprobs
+from tokenaudit.audit.logprobs import aligned_mask, read_logprobs, scan_logprobs
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import Int64s
@@ -81,8 +81,10 @@ def scan_batch(columns: BatchColumns, epsilon: float) -> Scanned:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     if "logprobs" in batch.columns:
         arrays |= logprob_numbers(columns.lists("logprobs"))
-    arrays |= scan_logprobs(columns)
-    return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts, differences(columns, epsilon))
+    logprobs = read_logprobs(columns)
+    arrays |= scan_logprobs(columns, logprobs)
+    found = differences(columns, logprobs, epsilon)
+    return Scanned(batch.first_row, arrays, columns.tasks[1], tuple(reasons), texts, found)
 
 
 def _starts(lengths: Int64s) -> Int64s:

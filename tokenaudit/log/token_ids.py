@@ -17,8 +17,8 @@ UNKNOWN, DIFFERENT, SAME = -1, 0, 1
 
 _BASE = 0x9E3779B97F4A7C15
 """Odd, so that every power has an inverse modulo 2**64; 5 modulo 8, so that powers come back as late as they can."""
-_TILE = 2**15
-"""Values that are multiplied at a time: 256 KiB."""
+_TILE = 2**16
+"""Values that are multiplied at a time: 512 KiB."""
 
 
 class PrefixMemory:
