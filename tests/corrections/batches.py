@@ -30,11 +30,15 @@ def response(*log_ratios: float, mask: tuple[int, ...] | None = None, advantage:
     return Response((0.0,) * len(log_ratios), log_ratios, there, advantage)
 
 
+GAPS = tuple(abs(float(number(np.exp(number(-0.5)) - np.exp(number(-1.0))))) for number in NUMBERS.values())
+"""Differences of probabilities that tokens may have exactly."""
+
+
 @st.composite
 def random_responses(draw: st.DrawFn) -> list[Response]:
-    """Up to 5 responses of up to 6 tokens, some without tokens, some with none in the loss."""
+    """Up to 8 responses of up to 6 tokens, some without tokens, some with none in the loss."""
     found = []
-    for length in draw(st.lists(st.integers(0, 6), max_size=5)):
+    for length in draw(st.lists(st.sampled_from((0, 1, 1, 2, 2, 3, 6)), max_size=8)):
         near = st.sampled_from(LOGPROBS[:6])
         logprobs = st.lists(st.one_of(near, near, st.sampled_from(LOGPROBS)), min_size=length, max_size=length)
         mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))

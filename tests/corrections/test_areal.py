@@ -122,3 +122,10 @@ def test_what_the_trainer_refuses_is_refused(rule: dict[str, Any], said: str):
 
 def test_a_negative_upper_bound_of_k1_is_allowed():
     assert kept({"rejection_sampling": {"metric": "kl_k1", "upper": -0.25}}, response(-0.25, 0.0)) == [True, False]
+
+
+def test_bounds_are_inside():
+    for level in ("token", "sequence"):
+        rule = {"level": level, "metric": "kl_k1", "lower": -0.5, "upper": 0.25}
+        batch = (response(-0.5), response(-0.5001), response(0.25), response(0.2501))
+        assert kept({"rejection_sampling": rule}, *batch) == [True, False, True, False]

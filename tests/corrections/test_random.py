@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.corrections.batches import BOUNDS, NUMBERS, compare, random_responses
+from tests.conftest import examples
+from tests.corrections.batches import BOUNDS, GAPS, NUMBERS, compare, random_responses
 from tests.oracles.slow_corrections import (
     Response,
     slow_areal,
@@ -59,11 +60,11 @@ PRIME = st.one_of(
     st.fixed_dictionaries(
         {
             "type": st.just("default"),
-            "dppo_mask_low": st.sampled_from((0.0, 0.2, 0.5)),
-            "dppo_mask_high": st.sampled_from((0.0, 0.2)),
+            "dppo_mask_low": st.sampled_from((0.0, 0.2, *GAPS)),
+            "dppo_mask_high": st.sampled_from((0.0, 0.2, *GAPS)),
         }
     ),
-    st.fixed_dictionaries({"type": st.just("ipo"), "ipo_threshold": st.sampled_from((0.0, 0.1, 0.3))}),
+    st.fixed_dictionaries({"type": st.just("ipo"), "ipo_threshold": st.sampled_from((0.0, 0.1, *GAPS))}),
     st.just({"type": "ref_kl"}),
 )
 SEQUENCES = {"level": st.sampled_from(("token", "sequence")), "agg": st.sampled_from(("mean", "sum", "max"))}
@@ -88,7 +89,10 @@ AREAL_RULE = st.one_of(
     ),
 )
 AREAL = st.fixed_dictionaries(
-    {"rejection_sampling": or_none(AREAL_RULE), "m2_threshold": or_none(st.sampled_from((0.0, 0.0625, 0.25, 1.0)))}
+    {
+        "rejection_sampling": or_none(AREAL_RULE),
+        "m2_threshold": or_none(st.sampled_from((0.0, 0.015625, 0.0625, 0.125, 0.25, 1.0))),
+    }
 )
 OPENRLHF = st.fixed_dictionaries(
     {
@@ -108,6 +112,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("trainer", METHODS)
+@examples(5)
 @given(data=st.data(), responses=random_responses(), dtype=DTYPES)
 def test_a_correction_is_its_slow_twin(trainer: str, data: st.DataObject, responses: list[Response], dtype: str):
     options, slow = METHODS[trainer]

@@ -96,7 +96,7 @@ class RejectionSampling(BaseModel):
         return Applied(tokens.mask, tokens.mask, tokens.zero_outside(clamped), stats, at_low, high, tokens.mask)
 
     def _cut(self, tokens: Tokens, weight: Array) -> Array:
-        return tokens.xp.clip(weight, self.lower or 0.0, self.upper)
+        return tokens.xp.clip(weight, self.lower, self.upper)
 
 
 def _geometric(tokens: Tokens) -> Array:
