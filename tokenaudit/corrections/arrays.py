@@ -13,6 +13,10 @@ Array = Any
 """An array of numpy, or a tensor of torch."""
 
 
+CODES = 2**16
+"""Codes of a histogram."""
+
+
 class Arrays(Protocol):
     """Functions on flat arrays of N tokens that belong to R responses.
 
@@ -82,6 +86,14 @@ class Arrays(Protocol):
         """Values in ascending order."""
         ...
 
+    def total(self, flags: Array) -> int:
+        """Flags set in all."""
+        ...
+
+    def histogram(self, values: Array) -> Int64s:
+        """How many of the values, finite and 0 or more, have each code: 16 bits of float32 behind the sign."""
+        ...
+
 
 class NumpyArrays:
     """The functions in numpy."""
@@ -132,6 +144,12 @@ class NumpyArrays:
 
     def sorted(self, values: Array) -> Array:  # noqa: D102
         return np.sort(values)
+
+    def total(self, flags: Array) -> int:  # noqa: D102
+        return int(np.count_nonzero(flags))
+
+    def histogram(self, values: Array) -> Int64s:  # noqa: D102
+        return np.bincount(values.astype(np.float32, copy=False).view(np.uint32) >> 15, minlength=CODES)
 
     @staticmethod
     def _reduced(function: np.ufunc, values: Array, lengths: Int64s, empty: float, dtype: Any) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenaudit.corrections.arrays import CODES
 from tokenaudit.log.columns import Int64s
 
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
@@ -27,7 +28,9 @@ class TorchArrays:
         self._sum_type = torch.float32 if device.type == "mps" else torch.float64
 
     def of(self, values: np.ndarray, dtype: str) -> Tensor:  # noqa: D102 - see the protocol
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, _TYPES[dtype])
+        # what Arrow decoded can't be written to, and torch has no tensors of such memory
+        plain = np.ascontiguousarray(values) if values.flags.writeable else values.copy()
+        return torch.from_numpy(plain).to(self._device, _TYPES[dtype])
 
     def host(self, values: Tensor) -> np.ndarray:  # noqa: D102
         return values.cpu().numpy()
@@ -70,6 +73,13 @@ class TorchArrays:
 
     def sorted(self, values: Tensor) -> Tensor:  # noqa: D102
         return torch.sort(values).values
+
+    def total(self, flags: Tensor) -> int:  # noqa: D102
+        return int(torch.count_nonzero(flags))
+
+    def histogram(self, values: Tensor) -> Int64s:  # noqa: D102
+        codes = values.to(torch.float32).view(torch.int32) >> 15
+        return torch.bincount(codes, minlength=CODES).cpu().numpy()
 
     def _lengths(self, lengths: Int64s) -> Tensor:
         return torch.from_numpy(lengths).to(self._device)

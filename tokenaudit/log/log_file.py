@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from tokenaudit.contracts.errors import Problem
 from tokenaudit.contracts.files import OTHER_TABLES, import_hint
 from tokenaudit.contracts.schema import (
+    COLUMN_BY_NAME,
     COLUMNS,
     META_CONFIG,
     META_DROPPED,
@@ -58,8 +59,9 @@ _LIST_TYPES = (ColumnType.INTEGER_LIST, ColumnType.MASK_LIST, ColumnType.RUN_LIS
 TEXT_COLUMNS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT)
 """The columns that hold names."""
 _REPLAYED_TEXTS = tuple(column.name for column in COLUMNS if column.type is ColumnType.TEXT and column.replayed)
-LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES and column.replayed)
-"""The columns of replay that hold an element per token or per run."""
+LIST_COLUMNS = frozenset(column.name for column in COLUMNS if column.type in _LIST_TYPES)
+"""The columns that hold an element per token or per run."""
+_REPLAYED_LISTS = frozenset(name for name in LIST_COLUMNS if COLUMN_BY_NAME[name].replayed)
 
 
 class LogFile(NamedTuple):
@@ -204,16 +206,18 @@ def _batch_rows(
     path: Path, metadata: pq.FileMetaData, chunks: Sequence[dict[str, ChunkSize]], problems: list[Problem]
 ) -> int:
     """Rows per batch that keep the list columns of every row group within the target."""
-    most = 0
+    most = most_replayed = 0
     for index, sizes in zip(range(metadata.num_row_groups), chunks, strict=False):
         rows = max(metadata.row_group(index).num_rows, 1)
         for name, size in sizes.items():
             if name in LIST_COLUMNS:
-                most = max(most, -(-size.values // rows))
+                average = -(-size.values // rows)
+                most = max(most, average)
+                most_replayed = max(most_replayed, average if name in _REPLAYED_LISTS else 0)
             elif name in _REPLAYED_TEXTS and size.uncompressed_bytes > MAX_TEXT_BYTES:
                 what = f"column {name!r} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text in a row group"
                 problems.append(Problem(what, str(path), NAMES_ARE_SHORT))
-    if most > MAX_ROW_ELEMENTS:
-        what = f"a row group has {most} list elements per row on average"
+    if most_replayed > MAX_ROW_ELEMENTS:
+        what = f"a row group has {most_replayed} list elements per row on average"
         problems.append(Problem(what, str(path), f"tokenaudit reads up to {MAX_ROW_ELEMENTS} tokens per response"))
     return max(1, min(MAX_BATCH_ROWS, TARGET_BATCH_ELEMENTS // max(most, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +76,20 @@ class MaskPlan(NamedTuple):
     run_tokens: Int32s
     run_trainable: Int32s
 
+    def of(self, entries: Int64s) -> MaskPlan:
+        """Some of the responses, in the order of `entries`."""
+        counts = np.diff(self.first_run)[entries]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        runs = np.repeat(self.first_run[entries] - first[:-1], counts) + np.arange(first[-1])
+        per_response = (
+            "log_row", "train_step", "task", "group_id", "rollout_id", "segment", "oldest_fresh", "is_taken",
+        )  # fmt: skip
+        return self._replace(
+            first_run=first,
+            **{name: getattr(self, name)[entries] for name in per_response},
+            **{name: getattr(self, name)[runs] for name in ("run_version", "run_tokens", "run_trainable")},
+        )
+
     def tokens(self) -> Int64s:
         """Tokens of each response, shape [M]."""
         before = np.concatenate([[0], np.cumsum(self.run_tokens, dtype=np.int64)])
@@ -100,12 +114,21 @@ def plan_masks(
     """
     wanted = selection or Selection()
     tasks = run_tasks(digest, config)
-    unknown = sorted((wanted.tasks or frozenset()).difference(tasks))
-    if unknown:
-        raise UsageError(Problem(f"there is no task {unknown[0]!r}", digest.name, f"tasks: {', '.join(tasks)}"))
+    check_tasks(wanted, tasks, digest.name)
     planner = _Planner(tasks, config, wanted, digest)
     planner.follow(replay(digest, config, timeline, on_progress, planner.begin_log_event))
     return planner.plan(digest)
+
+
+def check_tasks(wanted: Selection, tasks: Sequence[str], name: str) -> None:
+    """Refuse a selection that names a task which a run doesn't have.
+
+    Raises:
+        UsageError: it does.
+    """
+    unknown = sorted((wanted.tasks or frozenset()).difference(tasks))
+    if unknown:
+        raise UsageError(Problem(f"there is no task {unknown[0]!r}", name, f"tasks: {', '.join(tasks)}"))
 
 
 class _Planner:

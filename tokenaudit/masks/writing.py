@@ -16,14 +16,13 @@ from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.errors import LogError, Problem
 from tokenaudit.contracts.schema import VERSION_RUNS
 from tokenaudit.log.batches import map_batches
-from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans, interleaved, lists, marked
+from tokenaudit.log.columns import Int64s, bounded_spans
 from tokenaudit.log.files import Log
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
 from tokenaudit.log.pieces import LogBatch
-from tokenaudit.log.semantic_masks import masks_of_runs
-from tokenaudit.log.version_runs import recorded_runs
 from tokenaudit.masks.backends import Backend, MaskBatch, Masks, Pending
 from tokenaudit.masks.plan import MaskPlan
+from tokenaudit.masks.semantic import semantic_masks
 
 META_KIND = "tokenaudit.kind"
 META_DEVICE = "tokenaudit.device"
@@ -166,52 +165,10 @@ def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int)
     offsets = tokens_before[plan.first_run[entries.start : entries.stop + 1] - runs.start]
     return MaskBatch(
         versions=np.repeat(plan.run_version[runs], run_tokens),
-        semantic=_semantic(plan, entries, batch, first_row, offsets),
+        semantic=semantic_masks(plan.of(np.arange(entries.start, entries.stop)), batch, first_row, offsets),
         offsets=offsets,
         oldest_fresh=plan.oldest_fresh[entries],
     )
-
-
-def _semantic(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int, offsets: Int64s) -> Bools | None:
-    """Whether each token is in the loss; None where all are.
-
-    Raises:
-        LogError: a run says how many of its tokens are in the loss, and nothing says which.
-    """
-    rows = plan.log_row[entries] - first_row
-    column = _recorded_masks(batch, rows)
-    lengths = np.diff(offsets)
-    has_mask = ~column.is_null[rows] & (lengths > 0)
-    runs = slice(int(plan.first_run[entries.start]), int(plan.first_run[entries.stop]))
-    run_tokens, run_trainable = plan.run_tokens[runs], plan.run_trainable[runs]
-    has_entries = np.repeat(has_mask, np.diff(plan.first_run[entries.start : entries.stop + 1]))
-    if (~has_entries & (run_trainable != 0) & (run_trainable != run_tokens)).any():
-        hint = "let version runs end where the mask changes, or use the log they were made from"
-        raise LogError(
-            Problem("nothing says which tokens of a response are in the loss", batch.places.text(batch.rows), hint)
-        )
-    if not has_mask.any() and run_trainable.all():
-        return None
-    semantic = np.repeat(has_entries | (run_trainable != 0), run_tokens)
-    starts = np.cumsum(column.lengths) - column.lengths
-    shift = np.repeat((starts[rows] - offsets[:-1])[has_mask], lengths[has_mask])
-    targets = np.flatnonzero(np.repeat(has_mask, lengths))
-    semantic[targets] = column.values[targets + shift] != 0
-    return semantic
-
-
-def _recorded_masks(batch: LogBatch, rows: Int64s) -> Lists:
-    """The masks of some rows, from their mask column or, where their version runs determine them, from those."""
-    masks = lists(batch.columns.get("response_mask"), batch.rows)
-    recorded = recorded_runs(batch.columns.get(VERSION_RUNS), batch.rows)
-    if recorded is None:
-        return masks
-    by_runs = marked(batch.rows, rows) & recorded.has_runs & ~masks_of_runs(recorded).is_unknown
-    of_runs = np.repeat(by_runs, recorded.lengths)
-    counts = np.where(by_runs, recorded.sums, masks.lengths)
-    values = np.repeat(recorded.trainable[of_runs] != 0, recorded.tokens[of_runs])
-    values = interleaved(by_runs, counts, values, masks.values != 0)
-    return Lists(values, counts, masks.is_null & ~by_runs, masks.null_element_rows)
 
 
 def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,0 +1,106 @@
+"""Corrections applied to the batch of a step, chunk by chunk: which tokens they keep, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenaudit.corrections.arrays import Arrays
+from tokenaudit.corrections.batches import TakenBatch
+from tokenaudit.corrections.correction import Applied, Correction
+from tokenaudit.corrections.tokens import Tokens
+from tokenaudit.log.columns import Floats, bounded_spans
+
+
+class Asked(NamedTuple):
+    """A correction, and the floating type to compute it in."""
+
+    correction: Correction
+    dtype: str
+
+
+class Chunk(NamedTuple):
+    """Consecutive responses of a batch, and what each correction does to them.
+
+    Attributes:
+        responses: which responses of the batch.
+        tokens: which of its tokens, those of these responses.
+        of: the tokens as each correction sees them, in the order of the corrections.
+        applied: what each does to them.
+    """
+
+    responses: slice
+    tokens: slice
+    of: list[Tokens]
+    applied: list[Applied]
+
+
+def applied_chunks(batch: TakenBatch, advantage: Floats, asked: Sequence[Asked], xp: Arrays) -> Iterator[Chunk]:
+    """Apply corrections to a batch, all of them to some of its responses before the next ones are looked at.
+
+    Corrections over a batch are applied to all of it first. Responses whose advantage isn't known are out of the loss
+    for corrections that need it.
+
+    Args:
+        batch: the batch.
+        advantage: of each response, NaN where it isn't known.
+        asked: the corrections.
+        xp: the functions on arrays.
+    """
+    ends = np.cumsum(batch.lengths)
+    every = slice(0, len(batch.lengths))
+    whole: dict[int, tuple[Tokens, Applied]] = {}
+    if any(one.correction.over_batch for one in asked):
+        made = _Made(batch, advantage, xp, every, slice(0, int(batch.lengths.sum())))
+        for index, one in enumerate(asked):
+            if one.correction.over_batch:
+                tokens = made.tokens(one)
+                whole[index] = tokens, one.correction.apply(tokens)
+    for low, high in bounded_spans(batch.lengths, max(len(batch.lengths), 1), xp.chunk_tokens):
+        responses = slice(low, high)
+        stop = int(ends[high - 1])
+        span = slice(stop - int(batch.lengths[responses].sum()), stop)
+        made = _Made(batch, advantage, xp, responses, span)
+        pairs: list[tuple[Tokens, Applied]] = []
+        for index, one in enumerate(asked):
+            if index in whole:
+                pairs.append((made.tokens(one), _part(whole[index][1], responses, span)))
+            else:
+                tokens = made.tokens(one)
+                pairs.append((tokens, one.correction.apply(tokens)))
+        yield Chunk(responses, span, [tokens for tokens, _ in pairs], [applied for _, applied in pairs])
+
+
+def _part(applied: Applied, responses: slice, tokens: slice) -> Applied:
+    per_token = {
+        name: None if (values := getattr(applied, name)) is None else values[tokens]
+        for name in ("keep", "mask", "weight", "at_low", "at_high", "counted")
+    }
+    return Applied(stats={name: values[responses] for name, values in applied.stats.items()}, **per_token)
+
+
+class _Made:
+    """The tokens of some responses, made once for each floating type."""
+
+    def __init__(self, batch: TakenBatch, advantage: Floats, xp: Arrays, responses: slice, span: slice) -> None:
+        self._xp = xp
+        self._lengths = batch.lengths[responses]
+        self._advantage = advantage[responses]
+        self._parts = [part.part(span.start, span.stop) for part in (batch.rollout, batch.trained, batch.mask)]
+        self._of_type: dict[str, Tokens] = {}
+        self._known: dict[str, Tokens] = {}
+
+    def tokens(self, asked: Asked) -> Tokens:
+        """The tokens as a correction sees them."""
+        dtype = asked.dtype
+        if dtype not in self._of_type:
+            self._of_type[dtype] = Tokens(self._xp, dtype, self._lengths, *self._parts, self._advantage)
+        tokens = self._of_type[dtype]
+        if not asked.correction.needs_advantage or not np.isnan(self._advantage).any():
+            return tokens
+        if dtype not in self._known:
+            is_known = tokens.spread(self._xp.of(~np.isnan(self._advantage), "bool"))
+            self._known[dtype] = tokens.with_mask(tokens.mask & is_known)
+        return self._known[dtype]

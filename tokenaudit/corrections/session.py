@@ -1,0 +1,241 @@
+"""From a request to a report of what corrections do to a log, in one pass for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+from typing import Any, Unpack
+
+import numpy as np
+
+from tokenaudit.config.loading import Settings
+from tokenaudit.contracts.errors import Notice
+from tokenaudit.corrections.advantages import advantages_of, group_of, source_of
+from tokenaudit.corrections.applying import Asked, Chunk, applied_chunks
+from tokenaudit.corrections.arrays import Arrays
+from tokenaudit.corrections.batches import TakenBatch, added, taken_batches
+from tokenaudit.corrections.logprobs import BOTH
+from tokenaudit.corrections.method_sums import SIGNS, BatchParts, MethodSums, sign_codes
+from tokenaudit.corrections.methods import Method
+from tokenaudit.corrections.result import CorrectionsReport, MethodOverlap, MethodResult, NotJudged
+from tokenaudit.corrections.stretches import Grouping, Stretches, parts_of, stretches_of
+from tokenaudit.corrections.taken import has_takes, taken_responses
+from tokenaudit.log.columns import Bools, Floats, Int64s
+from tokenaudit.log.files import Log
+from tokenaudit.masks.plan import MaskPlan, Selection
+from tokenaudit.replay.notices import quarantine_notices, settings_notices
+from tokenaudit.replay.open_loop import timeline_of
+from tokenaudit.replay.request import Paths, RunOptions, RunRequest
+from tokenaudit.replay.session import load_log, no_collections
+
+_OVER_BATCH = "looks at the whole batch of a step at once; a trainer with micro-batches looks at each of them by itself"
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedLog:
+    """What corrections do to a log, the settings it was replayed with, and what a person should know about it."""
+
+    report: CorrectionsReport
+    settings: Settings
+    notices: tuple[Notice, ...]
+
+
+def corrections_of_log(
+    paths: Paths | RunRequest,
+    methods: Sequence[Method],
+    xp: Arrays,
+    *,
+    selection: Selection | None = None,
+    **options: Unpack[RunOptions],
+) -> CorrectedLog:
+    """What corrections do to the responses that the steps of a log took; without takes, to all completed ones.
+
+    Args:
+        paths: files, folders or glob patterns that make up one log; or a whole request.
+        methods: the corrections, with names that differ.
+        xp: the functions on arrays, of the device that computes.
+        selection: steps and tasks that are looked at; None: all.
+        options: as for `session.replay_log`.
+
+    Raises:
+        TokenauditError: the log, the config or their combination can't be used.
+    """
+    request = RunRequest.of(paths, options, "replay_log")
+    loaded = load_log(request)
+    log, digest, settings = loaded.log, loaded.digest, loaded.settings
+    config = settings.config
+    progress = request.stage("replaying", len(digest.events.kind))
+    with no_collections():
+        plan = taken_responses(digest, config, request.timeline, selection, progress)
+    why_not = {method.name: _why_not(method, log, xp) for method in methods}
+    run = _Run(plan, [method for method in methods if why_not[method.name] is None], xp)
+    if run.methods:
+        for batch in taken_batches(log, plan, request.stage(f"correcting {log.name}", log.rows)):
+            run.add(batch)
+    else:
+        run.not_judged = _of_lacking(log, plan)
+    interval = config.timeline.sync_weights_interval
+    report = CorrectionsReport(
+        name=digest.name,
+        is_taken=has_takes(digest, request.timeline),
+        steps=len(np.unique(plan.train_step)),
+        responses=len(plan.train_step),
+        tokens=int(plan.tokens().sum()),
+        in_loss=run.in_loss,
+        not_judged=run.not_judged,
+        sync_weights_interval=interval,
+        max_token_staleness={task: config.task_policy(task).max_token_staleness for task in plan.tasks},
+        advantage_source=source_of(run.advantages_of_column, run.advantages_of_rewards),
+        unknown_advantages=run.unknown_advantages,
+        notes=(),
+        methods=tuple(_result(method, why_not[method.name], run, interval) for method in methods),
+        between=run.overlaps(),
+        device=xp.description,
+    )
+    kind = timeline_of(digest, request.timeline)
+    notices = (*quarantine_notices(digest), *settings_notices(settings, digest.tasks, kind))
+    return CorrectedLog(report, settings, notices)
+
+
+def _why_not(method: Method, log: Log, xp: Arrays) -> str | None:
+    """Why a method can't be run on a log at all."""
+    missing = [name for name in BOTH if name not in log.columns]
+    if missing:
+        return f"the log has no {' and no '.join(missing)}"
+    if method.dtype not in xp.dtypes:
+        return f"{xp.description} has no {method.dtype}"
+    return None
+
+
+def _of_lacking(log: Log, plan: MaskPlan) -> NotJudged:
+    """What isn't judged where no method was run."""
+    in_loss, responses = int(plan.run_trainable.sum(dtype=np.int64)), len(plan.train_step)
+    if BOTH[0] not in log.columns:
+        return NotJudged(no_logprobs=in_loss, responses=responses)
+    return NotJudged(no_train_logprobs=in_loss, responses=responses) if BOTH[1] not in log.columns else NotJudged()
+
+
+def _result(method: Method, why_not: str | None, run: _Run, sync_weights_interval: int) -> MethodResult:
+    correction = method.correction
+    notes = (*method.notes, _OVER_BATCH) if correction.over_batch else method.notes
+    return MethodResult(
+        name=method.name,
+        trainer=correction.TRAINER,
+        dtype=method.dtype,
+        options=correction.model_dump(mode="json"),
+        source=correction.SOURCE,
+        divides_by=correction.DIVIDES_BY,
+        notes=notes,
+        **({"not_run": why_not} if why_not else run.figures(method, sync_weights_interval)),
+    )
+
+
+class _Run:
+    """The sums of all methods.
+
+    Args:
+        plan: the responses.
+        methods: the methods to run.
+        xp: the functions on arrays.
+    """
+
+    def __init__(self, plan: MaskPlan, methods: Sequence[Method], xp: Arrays) -> None:
+        self._plan = plan
+        self._xp = xp
+        self.methods = methods
+        self._asked = [Asked(method.correction, method.dtype) for method in methods]
+        self._sums = [MethodSums(asked, len(plan.tasks)) for asked in self._asked]
+        self._both = np.zeros((len(methods), len(methods)), dtype=np.int64)
+        self.in_loss = 0
+        """Tokens in the loss that can be judged, and the advantages of responses by where they come from."""
+        self.advantages_of_column = self.advantages_of_rewards = self.unknown_advantages = 0
+        self.not_judged = NotJudged()
+        self._unknown_tokens = 0
+
+    def add(self, batch: TakenBatch) -> None:
+        """Look at the batch of a step."""
+        plan, xp = self._plan, self._xp
+        advantages, from_column = advantages_of(batch, plan)
+        is_unknown = np.isnan(advantages)
+        self.advantages_of_column += int(from_column.sum())
+        self.advantages_of_rewards += int((~from_column & ~is_unknown).sum())
+        self.unknown_advantages += int(is_unknown.sum())
+        self.not_judged = added(iter((self.not_judged, batch.not_judged)))
+        stretches = stretches_of(plan, batch.entries, batch.lengths, batch.train_step)
+        in_loss = np.zeros(len(stretches.response))
+        unjudged = np.zeros(len(stretches.response))
+        for chunk in applied_chunks(batch, advantages, self._asked, xp):
+            span = slice(*np.searchsorted(stretches.begins, [chunk.tokens.start, chunk.tokens.stop]).tolist())
+            begins = stretches.begins[span]
+            lengths = np.diff(begins, append=chunk.tokens.stop)
+            mask = xp.of(batch.mask.part(chunk.tokens.start, chunk.tokens.stop), "bool")
+            in_loss[span] = xp.host(xp.counts(mask, lengths))
+            if batch.unjudged is not None:
+                flags = xp.of(batch.unjudged.part(chunk.tokens.start, chunk.tokens.stop), "bool")
+                unjudged[span] = xp.host(xp.counts(flags, lengths))
+            self._add_chunk(chunk, lengths)
+        self.in_loss += int(in_loss.sum())
+        of_unknown = is_unknown[stretches.response]
+        self._unknown_tokens += int(in_loss[of_unknown].sum())
+        parts = self._parts(batch, stretches, advantages, np.diff(stretches.begins) - in_loss - unjudged)
+        for sums in self._sums:
+            sums.end_batch(parts)
+
+    def _add_chunk(self, chunk: Chunk, lengths: Int64s) -> None:
+        """Add a chunk, cut into stretches of `lengths`, to every method and every pair of methods."""
+        xp = self._xp
+        dropped = []
+        for index, (sums, tokens, applied) in enumerate(zip(self._sums, chunk.of, chunk.applied, strict=True)):
+            if sums.add_chunk(xp, tokens, applied, lengths):
+                dropped.append((index, tokens.mask ^ applied.keep))
+        for (first, flags), (second, others) in combinations_with_replacement(dropped, 2):
+            self._both[first, second] += xp.total(flags if first == second else flags & others)
+
+    def _parts(self, batch: TakenBatch, stretches: Stretches, advantages: Floats, masked: Floats) -> BatchParts:
+        plan = self._plan
+        task, sign = plan.task[batch.entries], sign_codes(advantages)
+        return BatchParts(
+            batch.train_step,
+            parts_of(stretches, self._exempt(batch)),
+            Grouping(task, len(plan.tasks)),
+            Grouping(sign, len(SIGNS)),
+            task,
+            sign,
+            batch.lengths > 0,
+            masked,
+        )
+
+    def _exempt(self, batch: TakenBatch) -> Bools:
+        """Which responses no token rule applies to: an agentic member exempts its group."""
+        if not batch.agentic.any():
+            return np.zeros(len(batch.entries), dtype=np.bool_)
+        group = group_of(self._plan, batch.all_entries)
+        is_agentic = np.bincount(group, batch.agentic) > 0
+        return is_agentic[group][np.searchsorted(batch.all_entries, batch.entries)]
+
+    def figures(self, method: Method, sync_weights_interval: int) -> dict[str, Any]:
+        """The figures of a `MethodResult`."""
+        if self.in_loss == 0:
+            return {"not_run": "no token in the loss can be judged"}
+        needs_advantage = method.correction.needs_advantage
+        if needs_advantage and self._unknown_tokens == self.in_loss:
+            return {"not_run": "needs the sign of advantages; the log has no advantage, and no group has rewards"}
+        unknown = self._unknown_tokens if needs_advantage else 0
+        sums = self._sums[self.methods.index(method)]
+        found = sums.figures(self._plan.tasks, sync_weights_interval)
+        return {"unknown_advantage_tokens": unknown, **found}
+
+    def overlaps(self) -> tuple[MethodOverlap, ...]:
+        """What each pair of methods drops."""
+        both = self._both.tolist()
+        return tuple(
+            MethodOverlap(
+                self.methods[first].name,
+                self.methods[second].name,
+                both[first][second],
+                both[first][first] - both[first][second],
+                both[second][second] - both[first][second],
+            )
+            for first, second in combinations(range(len(self.methods)), 2)
+        )
