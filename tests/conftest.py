@@ -17,12 +17,14 @@ from hypothesis import settings
 
 from tokenaudit.cli import main
 
-# A change is judged by few examples, the same ones every time; `--hypothesis-profile=deep` tries many new ones.
+# A change is judged by few examples, the same ones every time, and by more of them in `.ci/run`;
+# `--hypothesis-profile=deep` tries many new ones.
+settings.register_profile("quick", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("deep", deadline=None, max_examples=100, derandomize=False)
 # What runs again for every mutant, see tests/mutation.py.
 settings.register_profile("few", deadline=None, max_examples=4, derandomize=True)
-settings.load_profile("ci")
+settings.load_profile(os.environ.get("TOKENAUDIT_TEST_PROFILE", "quick"))
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "rollouts.parquet"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from tokenaudit import Recorder
+from tokenaudit.record.part_files import load_writer
 
 SEAL_ROWS = 20
 QUEUED_EVENTS = 5
@@ -17,6 +18,11 @@ TOKENS = 30
 RESPONSES = 2
 LOSS_BOUND = SEAL_ROWS // RESPONSES + QUEUED_EVENTS
 EVENT_COST = RESPONSES * (64 + 2 * TOKENS)
+
+
+def record_without_closing(folder: Path) -> None:
+    """What a worker does that ends by itself."""
+    Recorder(folder).refresh(1)
 
 
 def record_forever(folder: Path, told: int) -> None:
@@ -42,6 +48,7 @@ def record_forever(folder: Path, told: int) -> None:
 def main() -> None:
     base, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     chance = random.Random(seed)
+    load_writer()
     for number in range(kills):
         heard, told = os.pipe()
         child = os.fork()
