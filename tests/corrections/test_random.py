@@ -68,30 +68,28 @@ PRIME = st.one_of(
     st.just({"type": "ref_kl"}),
 )
 SEQUENCES = {"level": st.sampled_from(("token", "sequence")), "agg": st.sampled_from(("mean", "sum", "max"))}
-AREAL_RULE = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "metric": st.just("ratio"),
-            "action": st.sampled_from(("mask", "clamp")),
-            "upper": UPPER,
-            "lower": or_none(LOWER),
-            **SEQUENCES,
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "metric": st.sampled_from(("kl_k1", "kl_k2", "kl_k3")),
-            "action": st.just("mask"),
-            "upper": st.sampled_from((0.125, 0.5, 1.0)),
-            "lower": or_none(st.sampled_from((-0.5, 0.0, 0.125))),
-            **SEQUENCES,
-        }
-    ),
-)
-AREAL = st.fixed_dictionaries(
+AREAL_RATIOS = st.fixed_dictionaries(
     {
-        "rejection_sampling": or_none(AREAL_RULE),
-        "m2_threshold": or_none(st.sampled_from((0.0, 0.015625, 0.0625, 0.125, 0.25, 1.0))),
+        "metric": st.just("ratio"),
+        "action": st.sampled_from(("mask", "clamp")),
+        "upper": UPPER,
+        "lower": or_none(LOWER),
+        **SEQUENCES,
+    }
+)
+AREAL_DIVERGENCES = st.fixed_dictionaries(
+    {
+        "metric": st.sampled_from(("kl_k1", "kl_k2", "kl_k3")),
+        "action": st.just("mask"),
+        "upper": st.sampled_from((0.125, 0.5, 1.0)),
+        "lower": or_none(st.sampled_from((-0.5, 0.0, 0.125))),
+        **SEQUENCES,
+    }
+)
+M2PO = st.fixed_dictionaries(
+    {
+        "rejection_sampling": or_none(AREAL_RATIOS),
+        "m2_threshold": st.sampled_from((0.0, 0.015625, 0.0625, 0.125, 0.25, 1.0)),
     }
 )
 OPENRLHF = st.fixed_dictionaries(
@@ -102,22 +100,24 @@ OPENRLHF = st.fixed_dictionaries(
     }
 )
 
-METHODS = {
+METHODS = {  # by trainer, and what of it
     "slime": (SLIME, slow_slime),
     "miles": (MIS, slow_mis),
     "prime-rl": (PRIME, slow_prime),
-    "areal": (AREAL, slow_areal),
+    "areal ratios": (st.fixed_dictionaries({"rejection_sampling": or_none(AREAL_RATIOS)}), slow_areal),
+    "areal divergences": (st.fixed_dictionaries({"rejection_sampling": AREAL_DIVERGENCES}), slow_areal),
+    "areal m2po": (M2PO, slow_areal),
     "openrlhf": (OPENRLHF, slow_openrlhf),
 }
 
 
-@pytest.mark.parametrize("trainer", METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @examples(5)
 @given(data=st.data(), responses=random_responses(), dtype=DTYPES)
-def test_a_correction_is_its_slow_twin(trainer: str, data: st.DataObject, responses: list[Response], dtype: str):
-    options, slow = METHODS[trainer]
+def test_a_correction_is_its_slow_twin(method: str, data: st.DataObject, responses: list[Response], dtype: str):
+    options, slow = METHODS[method]
     option = data.draw(options)
     if option.get("tis_level") == "geometric":
         assume(not option["tis_batch_normalize"] or not option["use_tis"])
-    correction = correction_class(trainer).model_validate(option)
+    correction = correction_class(method.split()[0]).model_validate(option)
     compare(correction, responses, dtype, slow(option, responses, NUMBERS[dtype]))
