@@ -157,6 +157,7 @@ class Findings:
         checked: what the rule looked at.
         unit: what `checked` counts.
         identities: those of all findings by severity, once there are more than are kept.
+        rows: put rows that findings kept are about, by their place in `kept`.
         cost_tokens: tokens that are wrong or lost because of them, as far as the check knows; it orders reports.
     """
 
@@ -167,6 +168,7 @@ class Findings:
     checked: int = 0
     unit: str = "rows"
     identities: dict[Severity, Identities] = field(default_factory=dict)
+    rows: dict[int, Int64s] = field(default_factory=dict)
     cost_tokens: int = 0
 
     @property
@@ -184,12 +186,15 @@ class Findings:
         extent: Extent | None = None,
         cause: str = "",
         stands_for: int = 1,
+        rows: Int64s | None = None,
     ) -> None:
-        """Add one finding, as bad as the rule says unless a severity is given."""
+        """Add one finding, as bad as the rule says unless a severity is given; `rows` are the put rows it is about."""
         level = severity or self.rule.severity
         self.counts[level] += 1
         self.cost_tokens += subject.tokens or 0
         if len(self.kept) < MOST_KEPT:
+            if rows is not None:
+                self.rows[len(self.kept)] = rows
             self.kept.append(
                 Finding(self.rule.code, self.rule.name, level, subject, message, True, lost, extent, cause, stands_for)
             )
@@ -217,7 +222,7 @@ class Findings:
         for task, rows in self.table.puts_by_task(_numbers(where)):
             extent = self.table.extent(rows)
             what = message if isinstance(message, str) else message(rows)
-            self.add(Subject(task), extent.text(what), severity, extent=extent, cause=cause)
+            self.add(Subject(task), extent.text(what), severity, extent=extent, cause=cause, rows=rows)
 
     def add_rows(
         self,
@@ -255,7 +260,8 @@ class Findings:
                 rows = rows[self.table.is_put[rows]]
         room = max(0, MOST_KEPT - len(self.kept))
         for row in rows[:room].tolist():
-            self.add(subject(row), message(row), severity)
+            own = np.array([row]) if self.table is not None and self.table.is_put[row] else None
+            self.add(subject(row), message(row), severity, rows=own)
         level = severity or self.rule.severity
         for row in rows[room:].tolist():
             self.counts[level] += 1
@@ -323,7 +329,8 @@ class Findings:
         elif who.group_id is not None:
             who = Subject(group_id=who.group_id)
         text = extent.text(f"the first, {replace(who, task=None)}: {message(first)}")
-        self.add(Subject(task), f"{text} in {plural(len(rows), 'put')}", severity, extent=extent, cause=cause)
+        text = f"{text} in {plural(len(rows), 'put')}"
+        self.add(Subject(task), text, severity, extent=extent, cause=cause, rows=rows)
 
     def _add_unlisted(self, subject: Subject, level: Severity) -> None:
         if not self.identities:

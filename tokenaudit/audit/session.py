@@ -12,6 +12,7 @@ from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.curves import compared_curves, named_curves
 from tokenaudit.audit.differences import Differences, joined_differences
 from tokenaudit.audit.engine import judged_engine
+from tokenaudit.audit.explained import explain
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.offpolicy import age_evidence
@@ -197,6 +198,7 @@ def _ignored_overrides(settings: Settings, case: Case) -> list[str]:
 def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
     facts, behind_config = case.facts, case.facts_behind_config
     runs: list[RuleRun] = []
+    found: dict[str, Findings] = {}
     for rule in rules:
         missing = rule.missing(facts)
         if missing and behind_config:
@@ -208,5 +210,7 @@ def _run_rules(case: Case, rules: Sequence[AuditRule]) -> tuple[RuleRun, ...]:
         findings = Findings(rule, case.table)
         rule.check(case, findings)
         findings.table = None
-        runs.append(RuleRun(rule, findings, (), dict(findings.counts)))
-    return tuple(runs)
+        found[rule.code] = findings
+        runs.append(RuleRun(rule, findings, (), {}))
+    explain(found)
+    return tuple(replace(run, new=dict(run.findings.counts)) if run.findings else run for run in runs)

@@ -146,6 +146,17 @@ class LogTable:
         )
 
     @property
+    def is_split(self) -> Bools:
+        """Put rows of rollouts that have several rows in their put."""
+        rows = np.flatnonzero(self.is_put)
+        is_split = np.zeros(self.rows, dtype=np.bool_)
+        if self.segment.any():
+            pairs = np.stack([self.put_event[rows], self["rollout_id"][rows]])
+            group = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+            is_split[rows] = np.bincount(group)[group] > 1
+        return is_split
+
+    @property
     def spared(self) -> Bools:
         """Put rows whose put has an agentic member, so that the token rule spares them."""
         rows = np.flatnonzero(self.is_put)

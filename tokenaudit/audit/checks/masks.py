@@ -126,10 +126,13 @@ def _padding_trained(case: Case, findings: Findings) -> None:
       "Mask what the environment wrote.",
       "tool_turns")  # fmt: skip
 def _observation_tokens_trained(case: Case, findings: Findings) -> None:
-    """One call may be the last thing of an episode, without output: where others mask theirs, one is no evidence."""
+    """One call may be the last thing of an episode, without output: where others mask theirs, one is no evidence.
+
+    Where a rollout has several rows, the output is in the prompt of the next one.
+    """
     table = case.table
     tokens, turns = table["tokens"], table["tool_turns"]
-    checked = table.known & (turns > 0) & (tokens > 0)
+    checked = table.known & (turns > 0) & (tokens > 0) & ~table.is_split
     unmasked = checked & ((table["mask_len"] < 0) | (table["mask_ones"] == tokens))
     for _, rows in table.puts_by_task(np.flatnonzero(checked)):
         several = rows[turns[rows] > 1]

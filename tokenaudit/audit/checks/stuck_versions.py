@@ -129,14 +129,17 @@ def _version_filled_in(case: Case, findings: Findings) -> None:
     first, is_last = first_and_last(table)
     findings.add_checked(int((table.is_put & is_last).sum()), "responses")
     oldest, crossed = oldest_versions(table), continued_over_sync(table, _goes_on(case))
-
-    def message(rows: Int64s) -> str:
+    for _, rows in table.puts_by_task(np.flatnonzero(where)):
         ends = rows[crossed[rows] & is_last[rows]]
         which = fillers(table, ends, oldest[first[ends]])
         equal = f", {which[0]}" if which else ""
-        return f"{plural(len(ends), 'response')} continued over a sync end in a single version{equal}"
-
-    findings.add_extent(where, message)
+        if Filler.STEP in which:
+            # Those that don't go on have it, too, though no weights have that version yet.
+            same = single_version(table) & (oldest == table["train_step"]) & (table["task"] == table["task"][rows[0]])
+            rows = np.union1d(rows, np.flatnonzero(same))
+        findings.add_extent(
+            rows, f"{plural(len(ends), 'response')} continued over a sync end in a single version{equal}"
+        )
     if where.any():
         return
     rows = np.flatnonzero(single_version(table) & table.present("train_step"))

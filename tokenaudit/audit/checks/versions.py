@@ -164,7 +164,7 @@ def _version_regression(case: Case, findings: Findings) -> None:
     table = case.table
     falls = table["version_falls"]
     # Agentic responses are joined from branches, and segments of a split rollout overlap.
-    whole = table.is_put & ~table["agentic"] & ~_of_split_rollout(table)
+    whole = table.is_put & ~table["agentic"] & ~table.is_split
     findings.add_rows(
         table.subject, whole & (falls > 0),
         lambda row: f"versions fall inside the response, {plural(int(falls[row]), 'time')}",
@@ -200,17 +200,6 @@ def _lasting_falls(table: LogTable, rows: Int64s) -> dict[int, int]:
         if is_sync[index] or (not comes_back and (is_deep or lasts)):
             fell[int(rows[index])] = before
     return fell
-
-
-def _of_split_rollout(table: LogTable) -> Bools:
-    """Rows of rollouts that have several rows in their put."""
-    rows = np.flatnonzero(table.is_put)
-    is_split = np.zeros(table.rows, dtype=np.bool_)
-    if not table.segment.any():
-        return is_split
-    _, group = np.unique(np.stack([table.put_event[rows], table["rollout_id"][rows]]), axis=1, return_inverse=True)
-    is_split[rows] = np.bincount(group.reshape(-1))[group.reshape(-1)] > 1
-    return is_split
 
 
 @rule("V012", "version-not-synced", Severity.WARNING,

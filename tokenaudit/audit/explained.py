@@ -1,0 +1,54 @@
+"""Findings that another rule's finding about the same rows explains: they become a sentence of that one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tokenaudit.audit.findings import Finding, Findings
+
+EXPLAINED_BY = {
+    "V005": "V031",
+    "V008": "V031",
+    "V012": "V031",
+    "M003": "P006",
+}
+"""By code of a rule, the one whose cause makes the same rows wrong for it: versions filled in, masks shifted by one."""
+
+
+def explain(found: Mapping[str, Findings]) -> None:
+    """Move what other findings explain into them; what isn't wholly in the rows of a finding as bad stays its own.
+
+    So do findings of a rule that has more than are kept.
+
+    Args:
+        found: what each rule that ran found, by its code.
+    """
+    for code, by in EXPLAINED_BY.items():
+        if code not in found or by not in found or found[code].identities:
+            continue
+        own, others = found[code], found[by]
+        explained: defaultdict[int | None, list[Finding]] = defaultdict(list)
+        for place, finding in enumerate(own.kept):
+            explained[_explaining(finding, own.rows.get(place), others)].append(finding)
+        own.kept[:] = explained.pop(None, [])
+        own.counts = Counter(finding.severity for finding in own.kept)
+        for at, findings in explained.items():
+            assert at is not None
+            first = findings[0]
+            who = "" if first.extent else f"{replace(first.subject, task=None)}: "
+            count = f" {len(findings)} times, the first" if len(findings) > 1 else ""
+            text = f"{others.kept[at].message}; also {code} {first.name}{count}, {who}{first.message}"
+            others.kept[at] = replace(others.kept[at], message=text)
+
+
+def _explaining(finding: Finding, rows: np.ndarray | None, others: Findings) -> int | None:
+    """Place of the finding among the others that is as bad and is about all its rows; None where there is none."""
+    for at, other_rows in others.rows.items() if rows is not None else ():
+        is_as_bad = others.kept[at].severity.rank <= finding.severity.rank
+        if is_as_bad and np.isin(rows, other_rows, assume_unique=True).all():
+            return at
+    return None
