@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tokenaudit.audit.findings import Finding, Findings
+from tokenaudit.log.columns import Int64s
 
 EXPLAINED_BY = {
     "V005": "V031",
@@ -45,7 +46,7 @@ def explain(found: Mapping[str, Findings]) -> None:
             others.kept[at] = replace(others.kept[at], message=text)
 
 
-def _explaining(finding: Finding, rows: np.ndarray | None, others: Findings) -> int | None:
+def _explaining(finding: Finding, rows: Int64s | None, others: Findings) -> int | None:
     """Place of the finding among the others that is as bad and is about all its rows; None where there is none."""
     for at, other_rows in others.rows.items() if rows is not None else ():
         is_as_bad = others.kept[at].severity.rank <= finding.severity.rank
