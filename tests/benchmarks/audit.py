@@ -3,11 +3,12 @@
     python tests/benchmarks/audit.py [rollouts.parquet]
 
 Without a log, one of 20 M tokens with ids and log-probabilities is made first. Decode and audit take turns; seconds are
-of wall clock and of all cores together.
+of wall clock and of all cores together. Beside others at work, threads gain little wall clock, hence the load average.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
@@ -40,6 +41,7 @@ def decode(path: Path) -> None:
 
 
 def main(path: Path) -> None:
+    print(f"load average at the start {os.getloadavg()[0]:.1f}")
     tokens = audit_log([path], isolated=True).tokens
     ratios: list[tuple[float, float]] = []
     for _ in range(ROUNDS):

@@ -85,5 +85,6 @@ def _parts(log: Log, columns: Sequence[str], workers: int = 1) -> list[Iterator[
     if log.order is not None:
         return [merged_batches(log.files, log.order, columns)]
     pieces = list(pieces_of(log.files))
-    by_column = len(pieces) < workers
-    return [piece_batches(piece, columns, by_column=by_column) for piece in pieces]
+    # pieces that would leave threads idle at the end are read by several
+    shared_from = len(pieces) - len(pieces) % workers
+    return [piece_batches(piece, columns, by_column=at >= shared_from) for at, piece in enumerate(pieces)]
