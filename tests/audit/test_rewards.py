@@ -16,7 +16,7 @@ from tests.audit.model import Run, changed, log_of
 from tests.builders import Row
 from tests.oracles.slow_baselines import slow_turned
 from tokenaudit.audit.findings import Finding
-from tokenaudit.audit.rewards import explaining_shift, flat, flat_stretches, moved_baselines
+from tokenaudit.audit.rewards import explaining_shift, flat, flat_stretches, likeness, moved_baselines
 from tokenaudit.audit.taken_groups import TakenGroups
 
 RUN = Run(steps=20)
@@ -84,6 +84,73 @@ def test_rewards_that_come_apart_in_the_middle_are_found_from_there(tmp_path: Pa
     assert "up to there, the filter took out those without spread and no others" in finding.message
     assert finding.extent is not None
     assert finding.extent.first_event_id >= min(row["event_id"] for row in HEALTHY if row.get("train_step") == 10)
+
+
+def test_responses_alone_are_judged_by_the_spread_of_a_take(tmp_path: Path):
+    run = Run(steps=20, group_size=1, batch=12)
+    rows = log_of(run)
+    broken = changed(rows, lambda row: {"reward": 0.0} if scored(row) and row["train_step"] >= 12 else None)
+    assert found(tmp_path / "healthy", rows) == {}
+    (finding,) = found(tmp_path / "faulty", broken)["rewards-without-spread"]
+    assert "no take of" in finding.message
+    assert "has a spread of rewards (all rewards are 0)" in finding.message
+    scores = {row["rollout_id"]: row["reward"] for row in broken if scored(row)}
+    assert finding.extent is not None
+    assert {scores[rollout] for _, rollout in finding.extent.members} == {0.0}
+
+
+def test_rewards_of_a_batch_before_are_found_however_many_rows_away(tmp_path: Path):
+    run = Run(steps=20, group_size=8, batch=8)
+    (finding,) = found(tmp_path / "log", shifted(filtered_flat(log_of(run)), 8 * 20))["rewards-of-other-rows"]
+    assert "they are those of 20 groups before;" in finding.message
+
+
+def test_a_filter_the_wrong_way_round(tmp_path: Path):
+    spread = {row["group_id"] for row in filtered_flat(HEALTHY) if row.get("status") == "completed" and scored(row)}
+    rows = changed(HEALTHY, lambda row: {"status": "filtered"} if row["group_id"] in spread and scored(row) else None)
+    rows = [row for row in rows if row["event"] != "take" or row["rollout_id"] // 100 not in spread]
+    (finding,) = found(tmp_path / "log", rows)["rewards-of-other-rows"]
+    assert "the filter takes out those with a spread, and keeps those without;" in finding.message
+    assert finding.severity == "error"
+
+
+@pytest.mark.parametrize(("since", "level"), [(0, "warning"), (12, "error")])
+def test_rewards_shuffled_among_the_rows_of_batches(since: int, level: str, tmp_path: Path):
+    """No group is without spread then, though the filter took some out."""
+    rows = filtered_flat(log_of(Run(steps=40, group_size=8, seed=3)))
+    assert "rewards-of-other-rows" not in found(tmp_path / "healthy", rows)
+    rng = np.random.default_rng(1)
+    places = [place for place, row in enumerate(rows) if scored(row) and row["train_step"] >= since]
+    moved = [dict(row) for row in rows]
+    for first in range(0, len(places), 64):
+        own = places[first : first + 64]
+        for place, other in zip(own, rng.permutation(own).tolist(), strict=True):
+            moved[place]["reward"] = rows[other]["reward"]
+    (finding,) = found(tmp_path / "faulty", moved)["rewards-of-other-rows"]
+    assert finding.severity == level
+    if not since:
+        assert "rewards are no more alike inside of groups than across them" in finding.message
+
+
+def test_likeness_is_the_variance_between_groups_over_that_within():
+    rewards, starts = np.array([1.0, 2, 3, 5, 6, 10]), np.array([0, 3])
+    assert likeness(rewards, starts) == pytest.approx((7 - 2) ** 2 / (1 / 3 + 1 / 3) / ((2 + 14) / 4))
+    assert np.isnan(likeness(np.array([1.0, 1, 2, 2]), np.array([0, 2])))
+
+
+def test_a_member_that_the_trainer_masked_moves_the_baseline(tmp_path: Path):
+    """Its own mask trains it; only the one that the trainer recorded doesn't."""
+    one = next(row for row in HEALTHY if row["event"] == "take" and row["train_step"] == 5)["rollout_id"]
+    group = [row for row in HEALTHY if row["event"] == "put" and row["group_id"] == one // 100 and scored(row)]
+
+    def values(row: Row) -> dict[str, Any]:
+        is_own, is_one = row["group_id"] == one // 100 and scored(row), row["rollout_id"] == one
+        mask = {"trained_mask": [int(not (is_own and is_one))] * row["response_len"]}
+        return mask | {"reward": float(is_one)} if is_own else mask
+
+    rows = changed(HEALTHY, values)
+    (finding,) = found(tmp_path / "log", rows)["baseline-moved"]
+    assert f"with 1 such member (reward 1), +0 without; {len(group) - 1} responses" in finding.message
 
 
 def test_a_filter_of_something_else_is_no_fault(tmp_path: Path):

@@ -21,7 +21,7 @@ BEFORE_GROUPS = 200
 CHANCE = 1e-3
 """Chance of so many groups without spread, all places of a run together, below which it is none."""
 LARGEST_SHIFT = 64
-"""Rows by which rewards may be shifted, in both directions."""
+"""Rows, and groups where all are equally large, by which rewards may be shifted, in both directions."""
 LEAST_WRONG = 3
 """Filtered groups with a spread, and taken ones without, that a finding needs of each."""
 RESTORED_SHARE = 0.1
@@ -54,8 +54,8 @@ class ScoredGroups(NamedTuple):
         return self.rows[np.repeat(groups, np.diff(self.starts, append=len(self.rows)))]
 
 
-def scored_groups(table: LogTable) -> ScoredGroups:
-    """The puts of groups of two rows or more whose members are all completed, or all filtered, and all scored."""
+def scored_groups(table: LogTable, least: int = 2) -> ScoredGroups:
+    """The puts of groups of at least so many rows whose members are all completed, or all filtered, and all scored."""
     rows = np.flatnonzero(table.is_put)
     starts = np.flatnonzero(np.diff(table.put_event[rows], prepend=-1))
     if len(rows) == 0:
@@ -66,7 +66,7 @@ def scored_groups(table: LogTable) -> ScoredGroups:
     is_whole = is_filtered | np.logical_and.reduceat(status == _COMPLETED, starts)
     is_whole &= np.logical_and.reduceat(~np.isnan(table["reward"][rows]), starts)
     sizes = np.diff(starts, append=len(rows))
-    is_whole &= sizes > 1
+    is_whole &= sizes >= least
     kept = rows[np.repeat(is_whole, sizes)]
     sizes = sizes[is_whole]
     starts = np.cumsum(sizes) - sizes
@@ -119,12 +119,29 @@ def explaining_shift(rewards: Float64s, starts: Int64s, is_filtered: Bools) -> i
     Positive: each row has the reward of a row put earlier. None where they fit as they are, or no shift makes them fit.
     """
     wrong = int((flat(rewards, starts) != is_filtered).sum())
-    shifts = [sign * rows for rows in range(1, LARGEST_SHIFT + 1) for sign in (1, -1) if rows < len(rewards)]
+    distances = [*range(1, LARGEST_SHIFT + 1)]
+    sizes = np.unique(np.diff(starts, append=len(rewards)))
+    if len(sizes) == 1:
+        distances += [n * int(sizes[0]) for n in range(1, LARGEST_SHIFT + 1) if n * int(sizes[0]) > LARGEST_SHIFT]
+    shifts = [sign * rows for rows in distances for sign in (1, -1) if rows < len(rewards)]
     if wrong < 2 * LEAST_WRONG or not shifts:
         return None
     left = [int((flat(np.roll(rewards, -shift), starts) != is_filtered).sum()) for shift in shifts]
     best = int(np.argmin(left))
     return shifts[best] if left[best] <= RESTORED_SHARE * wrong else None
+
+
+def likeness(rewards: Float64s, starts: Int64s) -> float:
+    """How much more the means of neighbouring groups differ than those of rows drawn at random: a ratio of variances.
+
+    About 1 where rewards belong to no group; the more, the more prompts differ. As only neighbours are compared, what
+    whole batches have in common doesn't count. NaN where no group has any spread.
+    """
+    sizes = np.diff(starts, append=len(rewards))
+    means = np.add.reduceat(rewards, starts) / sizes
+    between = float(np.mean(np.diff(means) ** 2 / (1 / sizes[1:] + 1 / sizes[:-1]))) if len(starts) > 1 else np.nan
+    within = float(((rewards - np.repeat(means, sizes)) ** 2).sum()) / max(len(rewards) - len(starts), 1)
+    return between / within if within > 0 else np.nan
 
 
 class MovedBaseline(NamedTuple):

@@ -115,13 +115,14 @@ class TrainedMasks:
     """The masks that the trainer used: how many, those that differ from the recomputed mask, those of another length.
 
     Counted are those whose response has a known step and known versions. `fresh` are their trainable tokens that the
-    token rule keeps, by task.
+    token rule keeps, by task; `untrained` are put rows of which the trainer trains no token.
     """
 
     responses: int = 0
     fresh: Mapping[str, int] = field(default_factory=dict)
     wrong: tuple[TrainedResponse, ...] = ()
     misfits: tuple[Misfit, ...] = ()
+    untrained: tuple[int, ...] = ()
 
 
 def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Sequence[RecordedTake]) -> TrainedMasks:
@@ -137,6 +138,7 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
     spared = table.spared
     responses, fresh = 0, Counter[str]()
     wrong: list[TrainedResponse] = []
+    untrained: list[int] = []
     misfits: list[Misfit] = []
     for row, mask, semantic in _masks(log):
         if table.is_put[row]:
@@ -154,6 +156,8 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
                 misfits.append(Misfit(put_row, len(mask), tokens))
             continue
         responses += 1
+        if not mask.any():
+            untrained.append(put_row)
         task = table.tasks[int(table["task"][put_row])]
         limit = replayed.config.expiry_policy(task).token_threshold(bool(spared[put_row]))
         found = list(_trained_runs(runs, mask, semantic, step, limit))
@@ -161,7 +165,7 @@ def trained_masks(log: Log, table: LogTable, replayed: ReplayedRun, takes: Seque
         differing = tuple(run for run in found if run.is_wrong)
         if differing:
             wrong.append(TrainedResponse(put_row, step, limit, differing))
-    return TrainedMasks(responses, fresh, tuple(wrong), tuple(misfits))
+    return TrainedMasks(responses, fresh, tuple(wrong), tuple(misfits), tuple(untrained))
 
 
 def _masks(log: Log) -> Iterator[tuple[int, Bools, Bools | None]]:

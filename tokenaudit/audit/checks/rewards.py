@@ -8,10 +8,12 @@ from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.rewards import (
     LEAST_WRONG,
+    RESTORED_SHARE,
     ScoredGroups,
     explaining_shift,
     flat,
     flat_stretches,
+    likeness,
     moved_baselines,
     scored_groups,
 )
@@ -25,6 +27,10 @@ REJECTED_SHARE = 0.40
 """Share of the tokens of finished groups that the filter may reject."""
 LEAST_FINISHED = 20
 """Finished groups that a share of them needs."""
+LEAST_GROUPS = 100
+"""Finished groups that it takes to say that rewards belong to no group."""
+UNLIKE = 1.3
+"""Variance between groups over that within, up to which they don't differ: of 100 groups, it is 1 +- 0.17 by chance."""
 _COUNTS_DIFFER = 0.02
 """How far the number of filtered groups may be from that of groups without spread, where one is made by the other."""
 
@@ -37,33 +43,41 @@ _COMPLETED, _FILTERED = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.FILTER
       "Look at the scorer from that step on; a baseline inside the group teaches nothing here.",
       "reward")  # fmt: skip
 def _rewards_without_spread(case: Case, findings: Findings) -> None:
-    """By takes where they name responses, else by the steps of the puts of finished groups."""
+    """By takes where they name responses, else by the steps of the puts of finished groups.
+
+    Where all groups of a task have one member, the spread is that of a take, or of a step.
+    """
     table, taken = case.table, case.taken
     if len(taken):
         unscored, sizes = taken.sums(np.isnan(table["reward"])), np.bincount(taken.owner, minlength=len(taken))
-        used = (unscored == 0) & (sizes > 1)
+        used = unscored == 0
         rows, sizes, what = taken.rows[used[taken.owner]], sizes[used], "take"
-        starts, block = np.cumsum(sizes) - sizes, taken.take[used]
-        step, task = taken.train_step[used], taken.task[used]
+        block, step, task = taken.take[used], taken.train_step[used], taken.task[used]
     else:
-        scored = scored_groups(table)
-        rows, starts, what = scored.rows, scored.starts, "step"
-        block = step = table["train_step"][rows[starts]]
+        scored = scored_groups(table, least=1)
+        rows, sizes, what = scored.rows, np.diff(scored.starts, append=len(scored.rows)), "step"
+        block = step = table["train_step"][rows[scored.starts]]
         task = scored.task
-    findings.add_checked(len(starts), "groups with rewards")
-    is_flat, group_of = flat(table["reward"][rows], starts), np.searchsorted(starts, np.arange(len(rows)), "right") - 1
     for code in range(len(table.tasks)):
-        own = np.flatnonzero(task == code)
-        for first, behind in flat_stretches(is_flat[own], block[own]):
-            groups = own[first:behind]
-            found = rows[np.isin(group_of, groups)]
+        is_alone = not (sizes[task == code] > 1).any()
+        own = (task == code) & (is_alone | (sizes > 1))
+        own_rows, own_sizes, blocks, steps = rows[np.repeat(own, sizes)], sizes[own], block[own], step[own]
+        starts = np.cumsum(own_sizes) - own_sizes
+        findings.add_checked(len(starts), "groups with rewards")
+        if is_alone:
+            starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+            blocks, steps = blocks[starts], steps[starts]
+        is_flat, ends = flat(table["reward"][own_rows], starts), np.append(starts[1:], len(own_rows))
+        for first, behind in flat_stretches(is_flat, blocks):
+            found = own_rows[starts[first] : ends[behind - 1]]
             values = np.unique(table["reward"][found])
             level = None if len(values) == 1 else Severity.WARNING
             same = f" (all rewards are {values[0]:g})" if len(values) == 1 else ""
-            text = f"in {len(np.unique(block[groups]))} {what}s in a row, those of steps {step[groups[0]]} to "
-            text += f"{step[groups[-1]]}, none of {len(groups)} groups has a spread of rewards{same}; of those before, "
-            text += f"{100 * float(is_flat[own[:first]].mean()):.0f} % had none"
-            findings.add_extent(np.unique(found), text, level, cause=f"step {step[groups[0]]}")
+            which = f"{what} of {len(found)} responses" if is_alone else f"of {behind - first} groups"
+            text = f"in {len(np.unique(blocks[first:behind]))} {what}s in a row, those of steps {steps[first]} to "
+            text += f"{steps[behind - 1]}, {'no' if is_alone else 'none'} {which} has a spread of rewards{same}; of"
+            text += f" those before, {100 * float(is_flat[:first].mean()):.0f} % had none"
+            findings.add_extent(np.unique(found), text, level, cause=f"step {steps[first]}")
 
 
 @rule("R002", "rewards-of-other-rows", Severity.ERROR,
@@ -100,14 +114,25 @@ def _cause(case: Case, groups: ScoredGroups, of_task: Bools) -> tuple[str, Sever
         is_whole = bool((sizes == size).all()) and shift % size == 0
         distance = plural(abs(shift) // size, "group") if is_whole else plural(abs(shift), "row")
         return f"they are those of {distance} {'before' if shift > 0 else 'behind'}", Severity.ERROR
-    if int((is_flat & ~is_filtered).sum()) < LEAST_WRONG:
-        return None
     wrong = np.flatnonzero(is_flat != is_filtered)
-    if int(is_filtered[: wrong[0]].sum()) >= 2 * LEAST_WRONG:
+    held_before = int(is_filtered[: wrong[0]].sum()) >= 2 * LEAST_WRONG
+    later_flat = is_flat[wrong[0] :][is_filtered[wrong[0] :]]
+    kept_flat = int((is_flat & ~is_filtered).sum())
+    # A filter that also takes out others keeps taking out those without spread, and keeps none of them.
+    if held_before and (kept_flat >= LEAST_WRONG or later_flat.mean() <= RESTORED_SHARE):
         return "up to there, the filter took out those without spread and no others", Severity.ERROR
+    if len(wrong) >= (1 - RESTORED_SHARE) * len(is_flat) and kept_flat >= LEAST_WRONG:
+        return "the filter takes out those with a spread, and keeps those without", Severity.ERROR
     filtered = int(is_filtered.sum())
-    if abs(int(is_flat.sum()) - filtered) <= max(1, _COUNTS_DIFFER * filtered):
+    if kept_flat >= LEAST_WRONG and abs(int(is_flat.sum()) - filtered) <= max(1, _COUNTS_DIFFER * filtered):
         return f"as many are filtered ({filtered}) as have no spread", Severity.WARNING
+    alike = likeness(case.table["reward"][rows], starts)
+    is_known = len(is_flat) >= LEAST_GROUPS and is_flat.sum() <= RESTORED_SHARE * filtered
+    if is_known and alike < UNLIKE:
+        text = (
+            f"rewards are no more alike inside of groups than across them (variance between over within: {alike:.2f})"
+        )
+        return text, Severity.WARNING
     return None
 
 
@@ -150,6 +175,8 @@ def _baseline_moved(case: Case, findings: Findings) -> None:
         trainable = np.where(spared, own[taken.rows], trainable)
     # Of rows that replay can't read, nothing is known.
     trains = (trainable > 0) | ~case.readable.is_read(taken.rows)
+    # The trainer's own masks say more than those that it made them from.
+    trains &= ~np.isin(taken.rows, np.array(case.trained.untrained, dtype=np.int64))
     moved = moved_baselines(table, taken, trains)
 
     def message(rows: Int64s) -> str:
