@@ -20,11 +20,11 @@ ROOMS = {
     "log": {"numpy", "pyarrow"},
     "replay": {"numpy", "pydantic"},
     "simulate": {"numpy", "pyarrow"},
+    "masks": {"numpy", "pyarrow", "torch"},
+    "corrections": {"numpy", "pyarrow", "pydantic", "torch"},
     "compare": {"numpy", "polars"},
     "gate": set(),
     "explain": set(),
-    "masks": {"numpy", "pyarrow", "torch"},
-    "corrections": {"numpy", "pyarrow", "pydantic", "torch"},
     "audit": {"numpy", "pyarrow"},
     "record": {"numpy", "pyarrow"},
     "importers": {"numpy", "pyarrow"},
@@ -123,7 +123,10 @@ HELP = [
     ["--version"],
     ["help"],
     ["help", "metrics"],
-    *([name, "--help"] for name in ("replay", "inspect", "lint", "record", "import", "audit", "explain", "help")),
+    *(
+        [name, "--help"]
+        for name in ("replay", "inspect", "lint", "corrections", "record", "import", "audit", "explain", "help")
+    ),
 ]
 
 

@@ -278,7 +278,9 @@ def trigger_table() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "sample-output": lambda: shown(_sample_output()),
     "sample-excerpt": lambda: shown(
-        excerpt(_sample_output(), ("rollouts.parquet", "3 "), ("30 ", "total "), ("tail", "with"))
+        excerpt(
+            _sample_output(), ("rollouts.parquet", "3 "), ("30 ", "total "), ("tail", "masked_stale"), ("held", "with")
+        )
     ),
     "worse-output": lambda: shown(_output("sample_data/worse.toml", (26, 30))),
     "explain-log-output": lambda: shown(_explain_log_output()),
@@ -294,8 +296,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "diff-output": lambda: shown(_diff_output()),
     "diff-excerpt": lambda: shown(
         excerpt(
-            _diff_output(), ("setting", "tasks.math.tail"), ("total", "produced_tokens"), ("trained_tokens", "dropped"),
-            ("first difference", "settings behind"),
+            _diff_output(), ("setting", "tasks.math.tail"), ("total", "──"), ("trained_tokens", "dropped"),
         )
     ),
     "gate-output": lambda: shown(_gate_output()),

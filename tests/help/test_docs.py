@@ -27,6 +27,7 @@ NAMES = (
     "workload",
     "inspect",
     "mask",
+    "corrections",
     "compact",
     "init",
     "lint",

@@ -17,6 +17,7 @@ from tokenaudit import __version__
 from tokenaudit.cli import streams
 from tokenaudit.cli.audit import audit
 from tokenaudit.cli.convert import compact, workload
+from tokenaudit.cli.corrections import corrections
 from tokenaudit.cli.describe import inspect, lint
 from tokenaudit.cli.diff import diff
 from tokenaudit.cli.explain import explain
@@ -86,6 +87,13 @@ app.command(
     help=("Say what a log holds: events, groups, tasks, steps, versions, lengths, columns, and structural faults."),
     epilog="\b\nExample: tokenaudit inspect rollouts.parquet --format json",
 )(inspect)
+app.command(
+    help=(
+        "Preview off-policy corrections on recorded tokens: what those of 13 trainers would drop and weigh, by age.\n\n"
+        "Needs logprobs and train_logprobs in the log. Exit code 2: no method could be run."
+    ),
+    epilog="\b\nExample: tokenaudit corrections rollouts.parquet -m 'verl: rollout_is=token, rollout_is_threshold=2.0'",
+)(corrections)
 app.command(
     help=(
         "Write the token masks of every response that replay takes.\n\n"

@@ -14,6 +14,7 @@ from tokenaudit.cli.options import (
     ConfigOption,
     IsolatedOption,
     LogPaths,
+    MethodsOption,
     PromptOrderOption,
     QuarantineOption,
     QuietOption,
@@ -64,6 +65,7 @@ def gate(
     rules: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML whose [gate] holds rules; a config will do.")
     ] = None,
+    methods: MethodsOption = None,
     metrics: Annotated[
         str | None,
         metrics_option(
@@ -116,7 +118,7 @@ def gate(
     from tokenaudit.gate.judge import baseline_fault, judge_for_baseline, rules_of_metrics
     from tokenaudit.gate.report import FAIL, Origin
     from tokenaudit.gate.rule_sources import collect_rules
-    from tokenaudit.gate.session import gate_result
+    from tokenaudit.gate.session import gate_result, with_corrections
     from tokenaudit.replay.saved_result import result_to_json
 
     if baseline is not None and write_baseline is not None:
@@ -128,7 +130,7 @@ def gate(
     if figures is not None and (rule or rules or write_baseline):
         raise _metrics_beside("--write-baseline" if write_baseline else "--rule" if rule else "--rules")
     outputs = output or []
-    read = [*log, *(path for path in (config, rules, baseline) if path is not None)]
+    read = [*log, *(path for path in (config, rules, methods, baseline) if path is not None)]
     check_outputs(outputs, read, GateFormat)
     if write_baseline is not None:
         check_outputs([write_baseline], [*read, *outputs], (GateFormat.JSON,), "--write-baseline")
@@ -154,6 +156,8 @@ def gate(
         if located:
             raise _metrics_beside(located[0].origin.place)
         located = rules_of_metrics(figures, Origin("--metrics"))
+    if run.saved is None:
+        run = run._replace(result=with_corrections(run.result, request, located, methods))
     if write_baseline is not None:
         check_judgeable(run.result, str(log[0]), allow_lost_events=allow_lost_events)
         report = judge_for_baseline(run.result, located)

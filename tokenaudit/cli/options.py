@@ -44,6 +44,10 @@ LogPaths = Annotated[
     list[Path],
     typer.Argument(metavar="LOG", help="Parquet files, folders or quoted glob patterns that make up one log."),
 ]
+MethodsOption = Annotated[
+    Path | None,
+    typer.Option("--methods", metavar="FILE", help="TOML or JSON that lists methods: name, trainer, options, dtype."),
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenaudit.config.toml import dotted, parse_toml, shown
 from tokenaudit.contracts.errors import ConfigError, Problem, TokenauditError, UsageError, nearest_hint
 from tokenaudit.contracts.files import read_bounded
+from tokenaudit.corrections.arrays import Arrays
 from tokenaudit.corrections.correction import Correction, Dtype
+from tokenaudit.corrections.logprobs import BOTH
 from tokenaudit.corrections.trainers import ALIASES, TRAINERS, correction_class
 
 WELL_KNOWN: Mapping[str, str] = {
@@ -57,13 +59,20 @@ class Method:
     dtype: Dtype
     notes: tuple[str, ...]
 
+    def why_not(self, columns: Collection[str], xp: Arrays) -> str | None:
+        """Why it can't be run at all on a log with these columns, on a device; None: it can."""
+        missing = [name for name in BOTH if name not in columns]
+        if missing:
+            return f"the log has no {' and no '.join(missing)}"
+        return None if self.dtype in xp.dtypes else f"{xp.description} has no {self.dtype}"
+
 
 def methods_of(specs: Sequence[str], file: Path | None = None, dtype: Dtype | None = None) -> list[Method]:
     """The methods that are asked for.
 
     Args:
         specs: each a preset, a preset with options (`verl: rollout_is=token, rollout_is_threshold=2.0`), or a name in
-            `file`; none: all of the file, else `WELL_KNOWN`.
+            `file` or in `WELL_KNOWN`; none: all of the file, else `WELL_KNOWN`.
         file: TOML or JSON with a list `method` of tables `name`, `trainer`, `options` and `dtype`.
         dtype: compute in this type, whatever the trainer or the file says.
 
@@ -73,10 +82,9 @@ def methods_of(specs: Sequence[str], file: Path | None = None, dtype: Dtype | No
     in_file = {} if file is None else _in_file(file, dtype)
     found: list[Method] = []
     problems: list[Problem] = []
-    asked = {spec: spec for spec in specs} or {name: name for name in in_file} or WELL_KNOWN
-    for name, spec in asked.items():
+    for spec in dict.fromkeys(specs or in_file or WELL_KNOWN):
         try:
-            found.append(in_file[spec] if spec in in_file else _of_spec(spec, name, dtype, in_file))
+            found.append(in_file[spec] if spec in in_file else _of_spec(spec, dtype, in_file))
         except TokenauditError as error:
             problems += error.problems
     if len(found) > _MOST_METHODS:
@@ -86,8 +94,8 @@ def methods_of(specs: Sequence[str], file: Path | None = None, dtype: Dtype | No
     return found
 
 
-def _of_spec(spec: str, name: str, dtype: Dtype | None, in_file: Mapping[str, Method]) -> Method:
-    trainer, _, text = spec.partition(":")
+def _of_spec(spec: str, dtype: Dtype | None, in_file: Mapping[str, Method]) -> Method:
+    trainer, _, text = WELL_KNOWN.get(spec, spec).partition(":")
     source = f"--method {spec}"
     options: dict[str, Any] = {}
     notes: list[str] = []
@@ -103,7 +111,7 @@ def _of_spec(spec: str, name: str, dtype: Dtype | None, in_file: Mapping[str, Me
         _put(options, key.strip().replace("-", "_").split("."), parsed)
     if problems:
         raise UsageError(problems)
-    return _method(name.strip(), trainer.strip(), options, dtype, source, notes, in_file)
+    return _method(spec.strip(), trainer.strip(), options, dtype, source, notes, in_file)
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -162,7 +170,7 @@ def _method(
 ) -> Method:
     preset = trainer.replace("_", "-")
     if ALIASES.get(preset, preset) not in TRAINERS:
-        hint = nearest_hint(trainer, [*(others or ()), *TRAINERS], "presets")
+        hint = nearest_hint(trainer, [*(others or ()), *TRAINERS, *WELL_KNOWN], "presets")
         raise UsageError(Problem(f"there is no method {shown(trainer)}", source, hint))
     kind = correction_class(preset)
     try:

@@ -68,7 +68,7 @@ def corrections_of_log(
     progress = request.stage("replaying", len(digest.events.kind))
     with no_collections():
         plan = taken_responses(digest, config, request.timeline, selection, progress)
-    why_not = {method.name: _why_not(method, log, xp) for method in methods}
+    why_not = {method.name: method.why_not(log.columns, xp) for method in methods}
     run = _Run(plan, [method for method in methods if why_not[method.name] is None], xp)
     if run.methods:
         for batch in taken_batches(log, plan, request.stage(f"correcting {log.name}", log.rows)):
@@ -96,16 +96,6 @@ def corrections_of_log(
     kind = timeline_of(digest, request.timeline)
     notices = (*quarantine_notices(digest), *settings_notices(settings, digest.tasks, kind))
     return CorrectedLog(report, settings, notices)
-
-
-def _why_not(method: Method, log: Log, xp: Arrays) -> str | None:
-    """Why a method can't be run on a log at all."""
-    missing = [name for name in BOTH if name not in log.columns]
-    if missing:
-        return f"the log has no {' and no '.join(missing)}"
-    if method.dtype not in xp.dtypes:
-        return f"{xp.description} has no {method.dtype}"
-    return None
 
 
 def _of_lacking(log: Log, plan: MaskPlan) -> NotJudged:

@@ -202,9 +202,7 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, l
     if method is not None:
         corrected, before = result.corrected(method), against and against.corrected(method)
         if corrected is None:
-            return Verdict(
-                located, Outcome.NOT_JUDGED, f"the result doesn't hold method {method}; judge the log itself"
-            )
+            return Verdict(located, Outcome.NOT_JUDGED, _why_no_method(result, method))
         if against is not None and before is None:
             hint = "write it anew under this rule"
             return Verdict(located, Outcome.NOT_JUDGED, f"the baseline doesn't hold method {method}; {hint}")
@@ -247,6 +245,13 @@ def _judge_rule(located: LocatedRule, result: Result, baseline: Result | None, l
         failed=len(failed),
         without_value=sum(sample.value is None for sample in samples),
     )
+
+
+def _why_no_method(result: Result, method: str) -> str:
+    known = result.corrections.get(method)
+    if known is not None and known.not_run is not None:
+        return f"method {method} was not run: {known.not_run}"
+    return f"the result doesn't hold method {method}; judge the log itself, by a replay"
 
 
 def _has_data(result: Result, task: str | None = None) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 from tokenaudit.contracts.errors import Problem, RuleError, UsageError, shown
+from tokenaudit.contracts.metrics import CORRECTION_METRICS
+from tokenaudit.corrections.result import MethodResult, TokenCounts
 from tokenaudit.gate.baseline import check_baseline, check_judgeable
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule
 from tokenaudit.gate.rule_sources import collect_rules
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
-from tokenaudit.replay.result import Result
+from tokenaudit.replay.result import TASKS, TRAIN_STEP, Corrected, Result
 from tokenaudit.replay.session import Run, replay_log, result_of
 from tokenaudit.simulate.notices import stuck_problems
 from tokenaudit.simulate.session import simulate_workload
@@ -26,6 +29,7 @@ def gate_log(
     rules: Sequence[str] = (),
     *,
     rules_file: Path | str | None = None,
+    methods_file: Path | str | None = None,
     baseline: Result | Run | Path | str | None = None,
     allow_different_log: bool = False,
     allow_fewer_steps: bool = False,
@@ -38,6 +42,7 @@ def gate_log(
         paths: files, folders or glob patterns that make up one log or workload; or a whole request.
         rules: texts such as "expired_groups <= 0"; they add to those of `rules_file` and of [gate] in the config.
         rules_file: a TOML file whose [gate] holds rules.
+        methods_file: TOML or JSON that lists the methods which rules name; presets need none.
         baseline: the result that signed limits are counted from.
         allow_different_log: as for `gate_result`.
         allow_fewer_steps: as for `gate_result`.
@@ -56,7 +61,7 @@ def gate_log(
     file = None if rules_file is None else Path(rules_file)
     located = collect_rules(texts, file, run.settings, None, request.working_dir or Path.cwd(), called=_ARGUMENT)
     return gate_result(
-        run.result,
+        with_corrections(run.result, request, located, None if methods_file is None else Path(methods_file)),
         located,
         baseline=baseline,
         allow_different_log=allow_different_log,
@@ -76,6 +81,37 @@ def run_to_judge(request: RunRequest) -> Run:
     if stuck:
         raise UsageError(stuck)
     return run
+
+
+def with_corrections(
+    result: Result, request: RunRequest, rules: Sequence[LocatedRule], methods_file: Path | None
+) -> Result:
+    """The result of a replay, with what the off-policy corrections that rules name do to its log.
+
+    Raises:
+        TokenauditError: a rule names an unknown method, or the methods can't be read.
+    """
+    names = list(dict.fromkeys(one.rule.scope.method for one in rules if one.rule.scope.method is not None))
+    if not names or request.simulate:
+        return result
+    from tokenaudit.corrections.devices import choose_arrays
+    from tokenaudit.corrections.methods import methods_of
+    from tokenaudit.corrections.session import corrections_of_log
+
+    report = corrections_of_log(request, methods_of(names, methods_file), choose_arrays("auto")).report
+    return replace(result, corrections={method.name: _corrected(method) for method in report.methods})
+
+
+def _corrected(method: MethodResult) -> Corrected:
+    """What a result holds of a correction."""
+    tasks = {task: _counts(part.counts) for task, part in method.by_task.items()}
+    steps = [{TRAIN_STEP: step.train_step, TASKS: {}} | _counts(step.counts) for step in method.by_step]
+    return Corrected(_counts(method.totals) | {TASKS: tasks}, steps, method.not_run)
+
+
+def _counts(counts: TokenCounts) -> dict[str, int]:
+    values = (counts.in_loss, counts.dropped, counts.responses, counts.responses_dropped_whole)
+    return {metric.name: value for metric, value in zip(CORRECTION_METRICS, values, strict=True)}
 
 
 def gate_result(

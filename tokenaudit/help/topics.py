@@ -21,6 +21,7 @@ TOPICS = (
     "diff",
     "simulate",
     "masks",
+    "corrections",
     "audit",
     "record",
     "import",

@@ -99,12 +99,12 @@ def compute_masks(batch: MaskBatch) -> Masks:
     lengths = np.diff(batch.offsets)
     fresh = is_fresh(batch.versions, np.repeat(batch.oldest_fresh, lengths))
     effective = fresh if batch.semantic is None else fresh & batch.semantic
-    trained = _segment_counts(effective.view(np.uint8), batch.offsets)
-    trainable = lengths if batch.semantic is None else _segment_counts(batch.semantic.view(np.uint8), batch.offsets)
+    trained = segment_counts(effective.view(np.uint8), batch.offsets)
+    trainable = lengths if batch.semantic is None else segment_counts(batch.semantic.view(np.uint8), batch.offsets)
     return Masks(effective.view(np.int8), trained, trainable - trained, lengths - trainable)
 
 
-def _segment_counts(flags: np.ndarray[Any, np.dtype[np.uint8]], offsets: Int64s) -> Int64s:
+def segment_counts(flags: np.ndarray[Any, np.dtype[np.uint8]], offsets: Int64s | Int32s) -> Int64s:
     """Sum of the flags of each response; reduceat alone would give an empty one the flag behind it."""
     counts = np.zeros(len(offsets) - 1, dtype=np.int64)
     with_tokens = np.flatnonzero(offsets[1:] > offsets[:-1])

@@ -11,6 +11,7 @@ from tokenaudit.config.model import resolved
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.contracts.files import replacing
 from tokenaudit.masks.backends import Backend
+from tokenaudit.masks.filters import Masking
 from tokenaudit.masks.plan import Selection, plan_masks
 from tokenaudit.masks.writing import MaskTotals, write_masks
 from tokenaudit.replay.notices import quarantine_notices, settings_notices
@@ -34,6 +35,8 @@ def mask_log(
     backend: Backend,
     *,
     selection: Selection | None = None,
+    masking: Masking | None = None,
+    with_weights: bool = False,
     **options: Unpack[RunOptions],
 ) -> MaskedLog:
     """Write the masks of every response that a replay of a log takes.
@@ -43,6 +46,8 @@ def mask_log(
         output: the Parquet file; it appears when it is complete.
         backend: computes the masks.
         selection: which masks are wanted; None: of everything taken.
+        masking: takes further tokens out of the loss, such as an off-policy correction; None: nothing does.
+        with_weights: write its weights, too.
         options: as for `session.replay_log`.
 
     Raises:
@@ -53,7 +58,8 @@ def mask_log(
     log, digest, settings = loaded.log, loaded.digest, loaded.settings
     progress = request.stage("replaying", len(digest.events.kind))
     with no_collections():
-        plan = plan_masks(digest, settings.config, request.timeline, selection, progress)
+        planned = plan_masks if masking is None else masking.plan
+        plan = planned(digest, settings.config, request.timeline, selection, progress)
     with replacing(output) as target:
         totals = write_masks(
             target,
@@ -62,6 +68,8 @@ def mask_log(
             backend,
             content_hash=digest.content_hash(),
             config=resolved(settings.config),
+            masking=masking,
+            with_weights=with_weights,
             on_progress=request.stage(f"masking {log.name}", log.rows),
         )
     kind = timeline_of(digest, request.timeline)

@@ -20,7 +20,8 @@ from tokenaudit.log.columns import Int64s, bounded_spans
 from tokenaudit.log.files import Log
 from tokenaudit.log.log_file import MAX_BATCH_ROWS, MAX_ROW_ELEMENTS
 from tokenaudit.log.pieces import LogBatch
-from tokenaudit.masks.backends import Backend, MaskBatch, Masks, Pending
+from tokenaudit.masks.backends import Backend, Int32s, MaskBatch, Masks, Pending, segment_counts
+from tokenaudit.masks.filters import Filtered, Masking
 from tokenaudit.masks.plan import MaskPlan
 from tokenaudit.masks.semantic import semantic_masks
 
@@ -28,8 +29,10 @@ META_KIND = "tokenaudit.kind"
 META_DEVICE = "tokenaudit.device"
 META_INPUT = "tokenaudit.input"
 META_CONFIG = "tokenaudit.config"
+META_CORRECTION = "tokenaudit.correction"
 KIND_MASKS = "tokenaudit.masks"
 
+_MASKED_CORRECTION, _LOSS_TOKENS, _WEIGHTS = "masked_correction_tokens", "loss_tokens", "weights"
 _AHEAD_BYTES = 64 << 20
 _PART_TOKENS = 4_000_000
 """Tokens that are masked at a time."""
@@ -45,12 +48,16 @@ class MaskTotals:
         trained_tokens: tokens whose effective mask is 1.
         masked_stale_tokens: tokens in the loss, but stale.
         masked_semantic_tokens: tokens not in the loss.
+        masked_correction_tokens: tokens in the loss, and fresh, that a filter takes out of it.
+        unjudged_tokens: tokens in the loss that the filter can't judge, and leaves there.
     """
 
     responses: int = 0
     trained_tokens: int = 0
     masked_stale_tokens: int = 0
     masked_semantic_tokens: int = 0
+    masked_correction_tokens: int = 0
+    unjudged_tokens: int = 0
 
 
 class _Part(NamedTuple):
@@ -60,8 +67,8 @@ class _Part(NamedTuple):
     pending: Pending
 
 
-def mask_schema(metadata: dict[str, str]) -> pa.Schema:
-    """The columns of a file of masks."""
+def mask_schema(metadata: dict[str, str], *, filtered: bool = False, weight_type: str | None = None) -> pa.Schema:
+    """The columns of a file of masks; with a filter, what it takes away, and its weights where their type is given."""
     fields: dict[str, pa.DataType] = {
         "train_step": pa.int32(),
         "task_name": pa.string(),
@@ -74,6 +81,10 @@ def mask_schema(metadata: dict[str, str]) -> pa.Schema:
         m.MASKED_SEMANTIC_TOKENS.name: pa.int64(),
         "taken": pa.bool_(),
     }
+    if filtered:
+        fields |= {_MASKED_CORRECTION: pa.int64(), _LOSS_TOKENS: pa.int64()}
+    if weight_type is not None:
+        fields[_WEIGHTS] = pa.list_({"float32": pa.float32(), "float64": pa.float64()}[weight_type])
     return pa.schema(list(fields.items()), metadata=metadata)
 
 
@@ -85,6 +96,8 @@ def write_masks(
     *,
     content_hash: str,
     config: dict[str, Any],
+    masking: Masking | None = None,
+    with_weights: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> MaskTotals:
     """Mask the responses of a plan and write them as Parquet, in the order of their rows in the log.
@@ -96,6 +109,8 @@ def write_masks(
         backend: computes the masks.
         content_hash: hash of the digest that the plan was made from, for the metadata.
         config: the resolved config that the plan was made with, for the metadata.
+        masking: takes further tokens out of the loss; None: nothing does.
+        with_weights: write its weights, too.
         on_progress: called with the number of rows of the log read so far.
 
     Raises:
@@ -113,16 +128,28 @@ def write_masks(
         META_INPUT: content_hash,
         META_CONFIG: json.dumps(config, ensure_ascii=False),
     }
-    schema = mask_schema(metadata)
+    if masking is not None:
+        metadata[META_CORRECTION] = masking.description
+    weight_type = masking.weight_type if masking is not None and with_weights else None
+    schema = mask_schema(metadata, filtered=masking is not None, weight_type=weight_type)
     totals = MaskTotals()
+    token_filter = None if masking is None else masking.begin(log, plan)
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for part in _computed(log, plan, tokens, backend, on_progress):
             masks = part.pending.result()
-            writer.write_batch(_record_batch(plan, part.entries, masks, schema))
+            columns = _columns(plan, part.entries, masks)
+            if token_filter is not None:
+                filtered = token_filter.of(part.entries)
+                columns |= _filtered(masks, filtered)
+                totals.masked_correction_tokens += int(columns[_MASKED_CORRECTION].sum())
+                masks = masks._replace(trained=columns[m.TRAINED_TOKENS.name])
+            arrays = [pa.array(columns[name]) for name in schema.names]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
             totals.responses += len(masks.trained)
             totals.trained_tokens += int(masks.trained.sum())
             totals.masked_stale_tokens += int(masks.masked_stale.sum())
             totals.masked_semantic_tokens += int(masks.masked_semantic.sum())
+    totals.unjudged_tokens = 0 if token_filter is None else token_filter.unjudged_tokens
     return totals
 
 
@@ -171,19 +198,38 @@ def _mask_batch(plan: MaskPlan, entries: slice, batch: LogBatch, first_row: int)
     )
 
 
-def _record_batch(plan: MaskPlan, entries: slice, masks: Masks, schema: pa.Schema) -> pa.RecordBatch:
-    offsets = np.concatenate([[0], np.cumsum(masks.trained + masks.masked_stale + masks.masked_semantic)])
+def _columns(plan: MaskPlan, entries: slice, masks: Masks) -> dict[str, Any]:
     tasks = pa.DictionaryArray.from_arrays(plan.task[entries].astype(np.int32), pa.array(plan.tasks, pa.string()))
-    columns: dict[str, Any] = {
+    return {
         "train_step": plan.train_step[entries].astype(np.int32),
         "task_name": tasks.cast(pa.string()),
         "group_id": plan.group_id[entries],
         "rollout_id": plan.rollout_id[entries],
         "segment": plan.segment[entries].astype(np.int32),
-        "effective_mask": pa.ListArray.from_arrays(offsets.astype(np.int32), masks.effective),
+        "effective_mask": pa.ListArray.from_arrays(_offsets(masks), masks.effective),
         m.TRAINED_TOKENS.name: masks.trained,
         m.MASKED_STALE_TOKENS.name: masks.masked_stale,
         m.MASKED_SEMANTIC_TOKENS.name: masks.masked_semantic,
         "taken": plan.is_taken[entries],
     }
-    return pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)
+
+
+def _offsets(masks: Masks) -> Int32s:
+    """Where the tokens of each response begin, and the end of the last."""
+    lengths = masks.trained + masks.masked_stale + masks.masked_semantic
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _filtered(masks: Masks, filtered: Filtered) -> dict[str, Any]:
+    """The columns that a filter changes or adds."""
+    offsets = _offsets(masks)
+    effective = masks.effective & filtered.keep
+    trained = segment_counts(effective.view(np.uint8), offsets)
+    weights = pa.array(filtered.weights, mask=~filtered.is_judged)
+    return {
+        "effective_mask": pa.ListArray.from_arrays(offsets, effective),
+        m.TRAINED_TOKENS.name: trained,
+        _MASKED_CORRECTION: masks.trained - trained,
+        _LOSS_TOKENS: filtered.loss_tokens,
+        _WEIGHTS: pa.ListArray.from_arrays(offsets, weights),
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,11 @@ def parquet_bytes(frame: pl.DataFrame) -> bytes:
     buffer = BytesIO()
     frame.write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
+
+
+def parquet_of_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """A Parquet file of flat rows, whose columns are all there."""
+    return parquet_bytes(pl.DataFrame(list(rows), schema=list(columns), infer_schema_length=None, orient="row"))
 
 
 def _values(figures: Sequence[Figure], part: RowData, row: RowData) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tokenaudit.contracts.metrics import (
 )
 from tokenaudit.gate.report import GATE_SCHEMA_VERSION, KIND_GATE
 from tokenaudit.log.overview import KIND_INSPECT, OVERVIEW_SCHEMA_VERSION, Overview
+from tokenaudit.render.corrections_data import CORRECTIONS_SCHEMA_VERSION, KIND_CORRECTIONS, CorrectionsJson
 from tokenaudit.render.explain_data import EXPLAIN_SCHEMA_VERSION
 from tokenaudit.render.json_documents import AuditJson, CostJson, DiffJson, GateJson
 from tokenaudit.render.json_explain import ExplainGroupJson, ExplainLogJson, ExplainNamesJson, ExplainStepJson
@@ -80,6 +81,7 @@ def json_kinds() -> dict[str, JsonKind]:
         JsonKind(KIND_DIFF, DIFF_SCHEMA_VERSION, "diff", lambda: _of_class(DiffJson)),
         JsonKind(KIND_GATE, GATE_SCHEMA_VERSION, "gate", lambda: _of_class(GateJson)),
         JsonKind(KIND_AUDIT, AUDIT_SCHEMA_VERSION, "audit", lambda: _of_class(AuditJson)),
+        JsonKind(KIND_CORRECTIONS, CORRECTIONS_SCHEMA_VERSION, "corrections", lambda: _of_class(CorrectionsJson)),
         JsonKind("tokenaudit.explain.log", explain, "explain LOG", lambda: _of_class(ExplainLogJson)),
         JsonKind("tokenaudit.explain.group", explain, "explain --group", lambda: _of_class(ExplainGroupJson)),
         JsonKind("tokenaudit.explain.step", explain, "explain --step", lambda: _of_class(ExplainStepJson)),
@@ -94,7 +96,7 @@ def json_schema(kind: str) -> JsonSchema:
 
     Args:
         kind: its `kind`, such as "tokenaudit.replay", or that without the package: replay, simulate, diff, gate, audit,
-            explain.log, explain.group, explain.step, explain.names or inspect.
+            corrections, explain.log, explain.group, explain.step, explain.names or inspect.
 
     Raises:
         UsageError: there is no such kind.

@@ -118,10 +118,12 @@ class Corrected:
     Attributes:
         totals: all steps together, and its tasks.
         steps: one row per step, without tasks.
+        not_run: why there are no rows; None where there are.
     """
 
     totals: RowData
     steps: list[RowData]
+    not_run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Result:
     def corrected(self, method: str) -> Result | None:
         """What a correction does to the run, in the place of its own figures; None where that isn't known."""
         found = self.corrections.get(method)
-        if found is None:
+        if found is None or found.not_run is not None:
             return None
         return replace(self, totals=found.totals, steps=found.steps, tail={TASKS: {}})
 

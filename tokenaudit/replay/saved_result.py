@@ -165,7 +165,7 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
         if place == "steps":
             yield from ((place, fault) for fault in _step_faults(row))
     yield from (("ledger", fault) for fault in _ledger_faults(result.ledger))
-    for corrected in result.corrections.values():
+    for corrected in (one for one in result.corrections.values() if one.not_run is None):
         for row in (corrected.totals, *corrected.totals.get(TASKS, {}).values(), *corrected.steps):
             yield from (("corrections", fault) for fault in _corrected_faults(row))
     if result.selection is not None and not _SELECTION.fullmatch(result.selection):

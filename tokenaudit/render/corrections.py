@@ -1,0 +1,313 @@
+"""What corrections do to a log, for people: an answer per method, then tables that show it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tokenaudit.contracts.errors import NOTHING, plural, printable
+from tokenaudit.corrections.result import (
+    CorrectionsReport,
+    LimitOverlap,
+    MethodResult,
+    PartFigures,
+    Position,
+    Sign,
+    TokenCounts,
+)
+from tokenaudit.render.blocks import (
+    COLUMNS_HINT,
+    Block,
+    Command,
+    Fit,
+    Form,
+    Gap,
+    Heading,
+    Lines,
+    Paragraph,
+    Table,
+    TableColumn,
+    TableRow,
+    Tone,
+    only,
+    share_text,
+)
+
+_MOST_AGES = 8
+_MOST_MATRIX = 8
+"""Methods of which every pair is shown."""
+_LONGEST_HEADING = 20
+
+
+def corrections_blocks(report: CorrectionsReport, log: Sequence[str], *, verbose: bool = False) -> Iterator[Block]:
+    """An answer per method, then totals, ages, staleness limits, and further parts of the tokens.
+
+    Args:
+        report: the report.
+        log: paths of the log, for the command to try next.
+        verbose: also signs, positions and steps, and what the trainers log.
+    """
+    yield Heading("tokenaudit corrections", _title(report))
+    ran = [method for method in report.methods if method.not_run is None]
+    yield Lines([_answer(method, report) for method in ran], Tone.STRONG)
+    yield Gap()
+    if ran:
+        yield _totals(ran)
+        yield Gap()
+        if any(method.weights for method in ran):
+            yield _weights([method for method in ran if method.weights])
+            yield Gap()
+        yield _ages(ran)
+        yield Gap()
+        yield _limits(ran)
+        yield Gap()
+    if len(ran) > 1:
+        yield _between(report, ran)
+        yield Gap()
+    if len({task for method in ran for task in method.by_task}) > 1:
+        yield _shares("dropped by task", ran, lambda method: method.by_task)
+        yield Gap()
+    if verbose:
+        yield from _further(ran)
+    lines = [f"not run: {method.name}: {method.not_run}" for method in report.methods if method.not_run is not None]
+    lines += [f"note: {note}" for note in (*_caveats(report), *report.notes)]
+    noted = dict.fromkeys((note, method.trainer) for method in ran for note in method.notes)
+    for note, _ in noted:
+        names = ", ".join(method.name for method in ran if note in method.notes)
+        lines.append(f"note: {names}: {note}")
+    if lines:
+        yield Lines([printable(line) for line in lines], Tone.FAINT)
+        yield Gap()
+    if ran:
+        yield from _next(ran, log)
+
+
+def _title(report: CorrectionsReport) -> str:
+    of = "taken" if report.is_taken else "completed (the log holds no take)"
+    loss = f"{report.in_loss:,} of {report.tokens:,} tokens in the loss"
+    responses = f"{report.responses:,} responses {of}"
+    return printable(f"{report.name} · {plural(report.steps, 'step')} · {responses} · {loss} · {report.device}")
+
+
+def _answer(method: MethodResult, report: CorrectionsReport) -> str:
+    """What a method drops, how much of it the config's limit keeps, and which limit comes nearest."""
+    counts = method.totals
+    text = f"{method.name} drops {share_text(counts.dropped, counts.in_loss)} of the tokens in the loss"
+    if method.metrics and counts.dropped == 0 and method.weights is None:
+        text = f"{method.name} drops nothing and weighs nothing"
+    elif counts.dropped == 0 and method.weights is not None:
+        effective = method.weights.effective_share
+        text += "" if effective is None else f", and weighs the others down to an effective {100 * effective:.1f} %"
+    if counts.dropped:
+        text += _younger(method, report)
+        nearest = method.nearest_limit
+        if nearest is not None:
+            text += f"; max_token_staleness {nearest.max_token_staleness} comes nearest"
+            text += f" ({share_text(nearest.both, _either(nearest))} in common)"
+    return printable(text)
+
+
+def _younger(method: MethodResult, report: CorrectionsReport) -> str:
+    """How many dropped tokens the config's own limit would keep, where all tasks have the same one."""
+    limits = set(report.max_token_staleness.values())
+    limit = limits.pop() if len(limits) == 1 else None
+    if limit is None or not method.staleness:
+        return ""
+    beyond = limit > method.staleness[-1].max_token_staleness
+    known = method.staleness[-1] if beyond else method.staleness[limit]
+    dropped = known.both + known.only_method
+    younger = dropped if beyond else known.only_method
+    return f"; {share_text(younger, dropped)} of them are younger than your limit of {limit}"
+
+
+def _either(limit: LimitOverlap) -> int:
+    return limit.both + limit.only_method + limit.only_limit
+
+
+def _label(name: str = "method") -> TableColumn:
+    return TableColumn(name, "left", is_label=True, free_text=True)
+
+
+def _columns(*names: str) -> list[TableColumn]:
+    return [_label(), *map(TableColumn, names)]
+
+
+def _table(caption: str, names: Sequence[str], rows: Sequence[TableRow], priority: Sequence[str] = ()) -> Table:
+    fit = Fit(["method", *(priority or names)], columns_hint=COLUMNS_HINT)
+    return Table(_columns(*names), rows, caption, fit=fit)
+
+
+def _totals(methods: Sequence[MethodResult]) -> Table:
+    names = (
+        "tokens in loss", "kept", "dropped", "share", "masked before", "responses", "dropped whole", "loss divides by",
+    )  # fmt: skip
+    rows = []
+    for method in methods:
+        counts = method.totals
+        share = share_text(counts.dropped, counts.in_loss)
+        numbers = (counts.in_loss, counts.kept, counts.dropped)
+        others = (counts.already_masked, counts.responses, counts.responses_dropped_whole, method.divisor)
+        rows.append(TableRow([method.name, *_counted(numbers), share, *_counted(others)]))
+    return _table("what each method keeps", names, rows, ("share", "dropped", "dropped whole"))
+
+
+def _counted(numbers: Sequence[int]) -> list[str]:
+    return [f"{number:,}" for number in numbers]
+
+
+def _weights(methods: Sequence[MethodResult]) -> Table:
+    names = ("mean", "p5", "p50", "p95", "largest", "at lower bound", "at upper bound", "effective")
+    rows = []
+    for method in methods:
+        weights = method.weights
+        assert weights is not None
+        numbers = (weights.mean, weights.p5, weights.p50, weights.p95, weights.largest)
+        shares = (weights.at_low, weights.at_high, weights.effective_share)
+        rows.append(TableRow([method.name, *map(_number, numbers), *map(_percent, shares)]))
+    return _table("weights of the tokens kept", names, rows, ("mean", "effective", "at upper bound", "largest"))
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return NOTHING
+    return "<0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _ages(methods: Sequence[MethodResult]) -> Table:
+    """Shares by age; the oldest ages stand together."""
+    ages = sorted({age for method in methods for age in method.by_age})
+    alone, old = ages[:_MOST_AGES], ages[_MOST_AGES:]
+    names = [*map(str, alone), *([f"{old[0]}+"] if old else [])]
+    groups = [[age] for age in alone] + ([old] if old else [])
+    sizes = [sum(part.counts.in_loss for part in _picked(methods[0].by_age, group)) for group in groups]
+    rows = [TableRow(["tokens in the loss", *_counted(sizes)], Tone.FAINT)]
+    rows += [
+        TableRow([method.name, *(_share(_picked(method.by_age, group)) for group in groups)]) for method in methods
+    ]
+    return _table("dropped by age (staleness in train steps)", names, rows)
+
+
+def _picked(parts: Mapping[int, PartFigures], keys: Sequence[int]) -> list[PartFigures]:
+    return [parts[key] for key in keys if key in parts]
+
+
+def _share(parts: Sequence[PartFigures]) -> str:
+    return share_text(sum(part.counts.dropped for part in parts), sum(part.counts.in_loss for part in parts))
+
+
+def _limits(methods: Sequence[MethodResult]) -> Table:
+    """The nearest limit of each method, and what each drops that the other doesn't."""
+    names = ("nearest max_token_staleness", "both drop", "only the method", "only the limit", "in common")
+    rows = []
+    for method in methods:
+        nearest = method.nearest_limit
+        if nearest is None or method.totals.dropped == 0:
+            rows.append(TableRow([method.name, *[NOTHING] * len(names)]))
+            continue
+        counts = _counted((nearest.both, nearest.only_method, nearest.only_limit))
+        common = share_text(nearest.both, _either(nearest))
+        rows.append(TableRow([method.name, str(nearest.max_token_staleness), *counts, common]))
+    return _table("beside a limit on the staleness of tokens", names, rows)
+
+
+def _between(report: CorrectionsReport, methods: Sequence[MethodResult]) -> Table:
+    """The share of dropped tokens that two methods have in common: every pair of a few, else the nearest of each."""
+    common: dict[tuple[str, str], str] = {}
+    nearest: dict[str, tuple[float, str]] = {}
+    for pair in report.between:
+        either = pair.both + pair.only_first + pair.only_second
+        text = share_text(pair.both, either)
+        for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
+            common[one, other] = text
+            if either and pair.both and pair.jaccard > nearest.get(one, (0.0, ""))[0]:
+                nearest[one] = (pair.jaccard, other)
+    caption = "dropped tokens in common (of those that either drops)"
+    names = [method.name for method in methods]
+    if len(names) <= _MOST_MATRIX and max(map(len, names)) <= _LONGEST_HEADING:
+        rows = [TableRow([one, *(common.get((one, other), "") for other in names)]) for one in names]
+        columns = [_label(), *(TableColumn(name, free_text=True) for name in names)]
+        return Table(columns, rows, caption, fit=Fit(["method", *names], columns_hint=COLUMNS_HINT))
+    columns = [_label(), TableColumn("nearest method", "left", free_text=True), TableColumn("in common")]
+    rows = []
+    for method in methods:
+        other = nearest.get(method.name, (0.0, ""))[1]
+        rows.append(TableRow([method.name, other or NOTHING, common[method.name, other] if other else NOTHING]))
+    return Table(columns, rows, caption)
+
+
+def _shares(
+    caption: str, methods: Sequence[MethodResult], parts_of: Callable[[MethodResult], Mapping[str, PartFigures]]
+) -> Table:
+    keys = list(dict.fromkeys(key for method in methods for key in parts_of(method)))
+    rows = [
+        TableRow([method.name, *(_share([parts_of(method)[key]] if key in parts_of(method) else []) for key in keys)])
+        for method in methods
+    ]
+    columns = [_label(), *(TableColumn(str(key), free_text=True) for key in keys)]
+    return Table(columns, rows, caption, fit=Fit(["method", *map(str, keys)], columns_hint=COLUMNS_HINT))
+
+
+def _further(methods: Sequence[MethodResult]) -> Iterator[Block]:
+    def signs(method: MethodResult) -> Mapping[str, PartFigures]:
+        return {str(sign): method.by_sign[sign] for sign in Sign if sign in method.by_sign}
+
+    def positions(method: MethodResult) -> Mapping[str, PartFigures]:
+        return {str(place): method.by_position[place] for place in Position if place in method.by_position}
+
+    yield _shares("dropped by sign of the advantage", methods, signs)
+    yield Gap()
+    yield _shares("dropped by position in the response", methods, positions)
+    yield Gap()
+    steps = list(dict.fromkeys(step.train_step for method in methods for step in method.by_step))
+    shares = [{step.train_step: _dropped(step.counts) for step in method.by_step} for method in methods]
+    columns = [TableColumn("step", is_label=True), *(TableColumn(method.name, free_text=True) for method in methods)]
+    rows = [TableRow([str(step), *(of_step.get(step, NOTHING) for of_step in shares)]) for step in steps]
+    yield Table(columns, rows, "dropped by step", fit=Fit(["step", *(method.name for method in methods)]))
+    yield Gap()
+    for method in methods:
+        rows = [TableRow([name, _number(value)]) for name, value in method.metrics.items()]
+        if rows:
+            columns = [TableColumn("figure", "left", is_label=True), TableColumn("mean over steps")]
+            yield Table(columns, rows, f"what {method.trainer} logs under {_title_of(method)}")
+            yield Gap()
+
+
+def _title_of(method: MethodResult) -> str:
+    return printable(method.name)
+
+
+def _dropped(counts: TokenCounts) -> str:
+    return share_text(counts.dropped, counts.in_loss)
+
+
+def _caveats(report: CorrectionsReport) -> Iterator[str]:
+    left_out = report.not_judged
+    if left_out.tokens:
+        reasons = {
+            "have no `logprobs`": left_out.no_logprobs,
+            "have no `train_logprobs`": left_out.no_train_logprobs,
+            "have lists of another length": left_out.other_length,
+            "are null": left_out.null,
+            "are not finite": left_out.not_finite,
+            "are sentinels such as -9999": left_out.sentinel,
+        }
+        said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        yield f"{plural(left_out.tokens, 'token')} in the loss not judged: {said}"
+    if report.unknown_advantages:
+        unknown = plural(report.unknown_advantages, "response")
+        yield f"the advantage of {unknown} isn't known; record `advantage` or `reward`"
+
+
+def _next(methods: Sequence[MethodResult], log: Sequence[str]) -> Iterator[Block]:
+    """How to write the mask of the method that drops most."""
+    most = max(methods, key=lambda method: method.totals.dropped)
+    if most.totals.dropped:
+        yield Paragraph(f"next, to write the masks of {printable(most.name)}:")
+        correction = shlex.quote(most.name)
+        paths = " ".join(map(shlex.quote, log))
+        yield Command(printable(f"  tokenaudit mask {paths} --correction {correction} -o masks.parquet"))
+    yield from only(Form.DOCUMENT)
