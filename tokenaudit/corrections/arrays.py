@@ -90,9 +90,16 @@ class Arrays(Protocol):
         """Flags set in all."""
         ...
 
-    def histogram(self, values: Array) -> Int64s:
-        """How many of the values, finite and 0 or more, have each code: 16 bits of float32 behind the sign."""
+    def histogram(self, values: Array) -> tuple[int, Int64s]:
+        """How many of the values, some, finite and 0 or more, have each code, from the first code that is given on.
+
+        The code of a value are the 16 bits behind the sign of its float32.
+        """
         ...
+
+
+_BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
+_KNOWN_LENGTHS = 8
 
 
 class NumpyArrays:
@@ -124,7 +131,15 @@ class NumpyArrays:
     def clip(self, values: Array, low: float | None, high: float | None) -> Array:  # noqa: D102
         return values if low is None and high is None else np.clip(values, low, high)
 
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[Int64s, Int64s, Int64s]] = {}
+
     def where(self, condition: Array, values: Array, other: Array | float) -> Array:  # noqa: D102
+        if isinstance(other, int | float) and other == 0 and values.dtype in _BITS and len(condition) == len(values):
+            # half the time of `np.where`
+            bits = _BITS[values.dtype]
+            kept = np.negative(condition.view(np.int8)).astype(bits)
+            return np.bitwise_and(values.view(bits), kept, out=kept).view(values.dtype)
         return np.where(condition, values, other)
 
     def finite(self, values: Array) -> Array:  # noqa: D102
@@ -137,7 +152,7 @@ class NumpyArrays:
         return self._reduced(np.add, values, lengths, 0, np.float64).astype(values.dtype, copy=False)
 
     def counts(self, flags: Array, lengths: Int64s) -> Array:  # noqa: D102
-        return self._reduced(np.add, flags.view(np.int8), lengths, 0, np.int64)
+        return self._reduced(np.add, flags.view(np.int8), lengths, 0, np.int32).astype(np.int64)
 
     def largest(self, values: Array, lengths: Int64s, empty: float) -> Array:  # noqa: D102
         return self._reduced(np.maximum, values, lengths, empty, values.dtype)
@@ -148,16 +163,28 @@ class NumpyArrays:
     def total(self, flags: Array) -> int:  # noqa: D102
         return int(np.count_nonzero(flags))
 
-    def histogram(self, values: Array) -> Int64s:  # noqa: D102
-        return np.bincount(values.astype(np.float32, copy=False).view(np.uint32) >> 15, minlength=CODES)
+    def histogram(self, values: Array) -> tuple[int, Int64s]:  # noqa: D102
+        codes = values.astype(np.float32, copy=False).view(np.int32) >> 15
+        first = int(codes.min())
+        return first, np.bincount(codes - first)
 
-    @staticmethod
-    def _reduced(function: np.ufunc, values: Array, lengths: Int64s, empty: float, dtype: Any) -> Array:
+    def _reduced(self, function: np.ufunc, values: Array, lengths: Int64s, empty: float, dtype: Any) -> Array:
         """`function` over each response; reduceat alone would give an empty one the value behind it."""
-        reduced = np.full(len(lengths), empty, dtype=dtype)
-        filled = np.flatnonzero(lengths)
-        if len(filled):
-            starts = (np.cumsum(lengths) - lengths)[filled]
-            with np.errstate(invalid="ignore", over="ignore"):
+        filled, starts = self._starts(lengths)
+        with np.errstate(invalid="ignore", over="ignore"):
+            if len(filled) == len(lengths) > 0:
+                return function.reduceat(values, starts, dtype=dtype)
+            reduced = np.full(len(lengths), empty, dtype=dtype)
+            if len(filled):
                 reduced[filled] = function.reduceat(values, starts, dtype=dtype)
         return reduced
+
+    def _starts(self, lengths: Int64s) -> tuple[Int64s, Int64s]:
+        """Which of some lengths aren't 0, and where what has them begins; it is asked for again and again."""
+        known = self._places.get(id(lengths))
+        if known is None:
+            if len(self._places) >= _KNOWN_LENGTHS:
+                self._places.clear()
+            filled = np.flatnonzero(lengths)
+            known = self._places[id(lengths)] = (lengths, filled, (np.cumsum(lengths) - lengths)[filled])
+        return known[1], known[2]

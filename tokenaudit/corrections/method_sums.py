@@ -131,11 +131,12 @@ class MethodSums:
         sums[SQUARES] = xp.host(xp.sums(exact * exact, lengths))
         largest[sums[KEPT] == sums[NOT_FINITE]] = -np.inf
         for row, flags in ((AT_LOW, applied.at_low), (AT_HIGH, applied.at_high)):
-            if flags is not None:
+            if flags is not None and xp.total(flags):
                 sums[row] = xp.host(xp.counts(flags & keep, lengths))
-        self._batch_histogram += xp.histogram(values)
-        # tokens that aren't kept have a 0 there
-        self._batch_histogram[0] -= int(lengths.sum() - sums[KEPT].sum() + sums[NOT_FINITE].sum())
+        counted = int(sums[KEPT].sum() - sums[NOT_FINITE].sum())
+        if counted:
+            first, counts = xp.histogram(values if counted == lengths.sum() else values[keep])
+            self._batch_histogram[first : first + len(counts)] += counts
 
     def end_batch(self, batch: BatchParts) -> None:
         """Sum up the chunks of a batch, which were all of it."""

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenaudit.corrections.arrays import CODES
 from tokenaudit.log.columns import Int64s
 
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
@@ -77,9 +76,10 @@ class TorchArrays:
     def total(self, flags: Tensor) -> int:  # noqa: D102
         return int(torch.count_nonzero(flags))
 
-    def histogram(self, values: Tensor) -> Int64s:  # noqa: D102
+    def histogram(self, values: Tensor) -> tuple[int, Int64s]:  # noqa: D102
         codes = values.to(torch.float32).view(torch.int32) >> 15
-        return torch.bincount(codes, minlength=CODES).cpu().numpy()
+        first = codes.min()
+        return int(first), torch.bincount(codes - first).cpu().numpy()
 
     def _lengths(self, lengths: Int64s) -> Tensor:
         return torch.from_numpy(lengths).to(self._device)

@@ -1,0 +1,141 @@
+"""Time eight corrections of a log against a bare decode of both log-probabilities and the mask, and watch the memory.
+
+    python tests/benchmarks/corrections.py [rollouts.parquet] [--device auto]
+
+Without a log, one of 60 M tokens in 30 steps is made first. Decode and corrections take turns; seconds are of wall
+clock and of all cores together. Beside that, three corrections of one batch are timed against the way of the trainers:
+tensors of torch, padded to the longest response.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.make_log import LogShape, write_log
+from tokenaudit.corrections.applying import Asked
+from tokenaudit.corrections.arrays import NumpyArrays
+from tokenaudit.corrections.devices import choose_arrays
+from tokenaudit.corrections.methods import methods_of
+from tokenaudit.corrections.session import corrections_of_log
+from tokenaudit.corrections.tokens import Tokens
+from tokenaudit.log.batches import read_batches
+from tokenaudit.log.columns import bounded_spans
+from tokenaudit.log.files import open_log
+
+SPECS = (
+    "verl: rollout_is=token, rollout_is_threshold=2.0",
+    'verl: rollout_is=token, rollout_is_threshold="0.5_5.0"',
+    "verl: rollout_rs=token_k1, rollout_rs_threshold=0.5_2.0",
+    "slime-mis: tis_mode=mask, use_rs=false",
+    "skyrl: sequence_mask_metric=geometric",
+    "trl",
+    "prime-rl",
+    "areal: m2_threshold=0.04",
+)
+ROUNDS = 3
+RESPONSES = 30_000
+
+
+def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of wall clock and of all cores that something takes."""
+    wall, cores = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cores
+
+
+def decode(path: Path) -> None:
+    for _ in read_batches(open_log([path]), ("logprobs", "train_logprobs", "response_mask")):
+        pass
+
+
+def of_log(path: Path, device: str) -> None:
+    methods, xp = methods_of(SPECS), choose_arrays(device)
+    # every completed response is looked at, whatever the steps took
+    tokens = corrections_of_log([path], methods, xp, overrides="policy.max_staleness=99").report.tokens
+    ratios: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        bare = seconds_of(lambda: decode(path))
+        own = seconds_of(lambda: corrections_of_log([path], methods, xp, overrides="policy.max_staleness=99"))
+        ratios.append((own[0] / bare[0], own[1] / bare[1]))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        times = f"corrections {own[0]:.2f} s ({own[1]:.2f} s of cores), decode {bare[0]:.2f} s ({bare[1]:.2f} s)"
+        print(f"{times}, {tokens / own[0] / 1e6:.1f} M tokens/s, peak {peak:.0f} MiB")
+    wall, cores = (statistics.median(values) for values in zip(*ratios, strict=True))
+    print(f"median: {wall:.2f} x a bare decode, {cores:.2f} x its time of cores, {xp.description}")
+
+
+def against_padding() -> None:
+    """Time single corrections of one batch of 512 responses against padded tensors."""
+    import torch
+
+    rng = np.random.default_rng(1)
+    lengths = np.clip(rng.lognormal(7.0, 0.9, 512), 16, 16_000).astype(np.int64)
+    total, longest = int(lengths.sum()), int(lengths.max())
+    rollout = -rng.exponential(0.5, total).astype(np.float32)
+    trained = np.minimum(rollout + rng.normal(0, 0.05, total), 0).astype(np.float32)
+    mask = np.ones(total, dtype=np.bool_)
+    is_there = np.arange(longest) < lengths[:, None]
+
+    def padded(values: np.ndarray) -> torch.Tensor:
+        rows = np.zeros(is_there.shape, dtype=values.dtype)
+        rows[is_there] = values
+        return torch.from_numpy(rows)
+
+    old, new, kept = (padded(values) for values in (rollout, trained, mask))
+
+    def token_mask() -> None:
+        ratio = torch.exp(torch.clamp(new - old, -20, 20))
+        inside = (ratio >= 0.5) & (ratio <= 2)
+        (ratio * kept).sum(), (kept & inside).sum()
+
+    def geometric_mask() -> None:
+        ratio = torch.exp(((new - old) * kept).sum(-1) / kept.sum(-1).clamp(min=1))
+        (kept & ((ratio >= 0.99) & (ratio <= 1.01))[:, None]).sum()
+
+    def product_mask() -> None:
+        ratio = torch.exp(((new - old) * kept).sum(-1, keepdim=True))
+        (torch.where(ratio > 3, 0, ratio) * kept).sum()
+
+    xp = NumpyArrays()
+    ways = {SPECS[3]: token_mask, SPECS[4]: geometric_mask, SPECS[5]: product_mask}
+    for spec, way in ways.items():
+        (method,) = methods_of([spec])
+        asked = Asked(method.correction, method.dtype)
+
+        def flat(asked: Asked = asked) -> None:
+            start = 0
+            for low, high in bounded_spans(lengths, len(lengths), xp.chunk_tokens):
+                stop = start + int(lengths[low:high].sum())
+                parts = (values[start:stop] for values in (rollout, trained, mask))
+                asked.correction.apply(Tokens(xp, asked.dtype, lengths[low:high], *parts))
+                start = stop
+
+        times = [(seconds_of(flat)[1], seconds_of(way)[1]) for _ in range(9)]
+        own, theirs = (statistics.median(values) * 1e3 for values in zip(*times, strict=True))
+        print(f"{spec}: {own:.1f} ms for {total:,} tokens, {theirs:.1f} ms padded to {is_there.size:,}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", nargs="?", type=Path)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    against_padding()
+    if arguments.log is not None:
+        of_log(arguments.log, arguments.device)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "rollouts.parquet")
+            write_log(made, LogShape(RESPONSES, steps=30, logprobs=True))
+            of_log(made, arguments.device)
