@@ -17,10 +17,10 @@ from tests.builders import Row, put, take, write_log
 from tests.conftest import examples
 from tests.oracles.slow_differences import slow_evidence
 from tokenaudit.audit.differences import SAMPLED
-from tokenaudit.audit.logprobs import BOTH
 from tokenaudit.audit.offpolicy import AgeEvidence
 from tokenaudit.audit.session import audit_log
 from tokenaudit.contracts.schema import RUN_FIELDS
+from tokenaudit.corrections.logprobs import BOTH
 
 CONFIG = ("policy.max_staleness=9",)
 

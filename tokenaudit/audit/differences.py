@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.logprobs import BOTH, SENTINEL_LOGPROB, Logprobs
+from tokenaudit.audit.logprobs import Logprobs
+from tokenaudit.corrections.logprobs import BOTH, SENTINEL_LOGPROB
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import LARGEST, Bools, Floats, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns

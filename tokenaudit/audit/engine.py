@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from tokenaudit.audit.differences import PAIR_SUMS, Differences
-from tokenaudit.audit.offpolicy import ages
+from tokenaudit.audit.offpolicy import trained_ages
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.traits import shared_traits
 from tokenaudit.log.columns import Bools, Floats, Int64s
@@ -128,7 +128,7 @@ def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> En
 
 def _rows(table: LogTable, found: Differences, train_step: Int64s) -> _Rows:
     rows, index = np.unique(found.row, return_inverse=True)
-    age = ages(found, train_step)
+    age = trained_ages(found, train_step)
     informative, equal = found.tokens - found.sure, found.equal - found.sure
 
     def by_row(values: Floats | Int64s, where: Bools) -> Floats:

@@ -9,14 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit.audit.contents import Arrays
+from tokenaudit.corrections.logprobs import BOTH, SENTINEL_LOGPROB, with_nan
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import Bools, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns
 
-BOTH = ("logprobs", "train_logprobs")
-"""The column of the engine and that of the trainer."""
-SENTINEL_LOGPROB = -1000.0
-"""Log-probabilities below it stand for something else."""
 POSITIVE_LOGPROB = 0.01
 """Log-probabilities above it are no rounding of 0."""
 SURE_LOGPROB = -0.001
@@ -43,7 +40,7 @@ class Logprobs(NamedTuple):
 
 def read_logprobs(columns: BatchColumns) -> dict[str, Logprobs]:
     """The columns of log-probabilities that a batch has."""
-    found = {name: _reals(columns, name) for name in BOTH if columns.array(name) is not None}
+    found = {n: with_nan(columns.lists(n), columns.array(n)) for n in BOTH if columns.array(n) is not None}
     return {
         name: Logprobs(lists, float(lists.values.min()), float(lists.values.max()))
         if len(lists.values)
@@ -181,11 +178,3 @@ def aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:
     target = np.repeat(fits, lengths)
     trained[target] = mask.values[np.repeat(fits, mask.lengths)] != 0
     return trained
-
-
-def _reals(columns: BatchColumns, name: str) -> Lists:
-    """A list column of log-probabilities; null elements are NaN, which drops the token."""
-    lists, array = columns.lists(name), columns.array(name)
-    if array is None or len(lists.null_element_rows) == 0:
-        return lists
-    return lists._replace(values=np.where(col.nulls(array.flatten()), np.nan, lists.values))

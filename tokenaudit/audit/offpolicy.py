@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from tokenaudit.audit.differences import Differences
-from tokenaudit.lifecycle.staleness import staleness
-from tokenaudit.log.columns import Bools, Floats, Int64s
+from tokenaudit.corrections.ages import AGES, Grouping, ages
+from tokenaudit.log.columns import Bools, Int64s
 
-OLDEST_AGE = 127
-"""Older tokens count with this age, so that the number of ages is bounded."""
 _RESOLUTION = 1_000
 
 
@@ -46,29 +44,24 @@ class AgeEvidence:
         return {name: v if isinstance(v, int) else float(f"{v:.6g}") for name, v in asdict(self).items()}
 
 
-def ages(found: Differences, train_step: Int64s) -> Int64s:
-    """The staleness of every stretch, from -1 (a version from the future) to `OLDEST_AGE`; -2 where no step is known.
+def trained_ages(found: Differences, train_step: Int64s) -> Int64s:
+    """The age of every stretch, see `ages.ages`; -2 where no step is known.
 
     Args:
         found: the differences of a log.
         train_step: for every row, the step that its tokens were trained at, or would be; negative: leave it out.
     """
     step = train_step[found.row]
-    return np.where(step >= 0, np.clip(staleness(found.version, step), -1, OLDEST_AGE), -2)
+    return np.where(step >= 0, ages(found.version, step), -2)
 
 
 def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, ...]:
-    """The figures of every age that has tokens; the arguments are those of `ages`."""
-    age = ages(found, train_step) + 1
+    """The figures of every age that has tokens; the arguments are those of `trained_ages`."""
+    age = trained_ages(found, train_step) + 1
     counted = (age >= 0) & (found.tokens > 0)
-    age = np.where(counted, age, 0)
-
-    def by_age(values: Floats | Int64s) -> Floats:
-        return np.bincount(age, np.where(counted, values, 0), minlength=OLDEST_AGE + 2).astype(np.float64, copy=False)
-
-    tokens = by_age(found.tokens)
-    sums = map(by_age, (found.delta, found.abs_delta, found.ratio, found.squared_ratio, found.outside))
-    delta, abs_delta, ratio, squared_ratio, outside = sums
+    figures = (found.tokens, found.delta, found.abs_delta, found.ratio, found.squared_ratio, found.outside)
+    by_age = Grouping(age[counted], AGES)
+    tokens, delta, abs_delta, ratio, squared_ratio, outside = by_age.sums(np.stack(figures)[:, counted])
     thousandths = _thousandths(found.samples)
     of_sample = np.repeat(np.where(counted, age, -1), found.sampled)
     weights = np.repeat(found.stride, found.sampled)

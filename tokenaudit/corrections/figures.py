@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from tokenaudit.corrections.ages import Grouping
 from tokenaudit.corrections.arrays import CODES
 from tokenaudit.corrections.result import PartFigures, TokenCounts, WeightFigures
-from tokenaudit.corrections.stretches import Grouping
 from tokenaudit.log.columns import Floats, Int64s
 
 IN_LOSS, KEPT, MASKED, WEIGHT, SQUARES, AT_LOW, AT_HIGH, NOT_FINITE = range(8)

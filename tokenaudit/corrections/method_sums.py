@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tokenaudit.corrections.ages import AGES
+from tokenaudit.corrections.ages import AGES, Grouping
 from tokenaudit.corrections.applying import Asked
 from tokenaudit.corrections.arrays import CODES, Arrays
 from tokenaudit.corrections.correction import Applied
@@ -26,7 +26,7 @@ from tokenaudit.corrections.figures import (
     WeightBounds,
 )
 from tokenaudit.corrections.result import LimitOverlap, PartFigures, Sign, StepFigures
-from tokenaudit.corrections.stretches import POSITIONS, Grouping, Parts
+from tokenaudit.corrections.stretches import POSITIONS, Parts
 from tokenaudit.corrections.tokens import Tokens
 from tokenaudit.lifecycle.staleness import token_stale_threshold
 from tokenaudit.log.columns import Floats, Int64s

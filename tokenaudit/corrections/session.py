@@ -12,6 +12,7 @@ import numpy as np
 from tokenaudit.config.loading import Settings
 from tokenaudit.contracts.errors import Notice
 from tokenaudit.corrections.advantages import advantages_of, group_of, source_of
+from tokenaudit.corrections.ages import Grouping
 from tokenaudit.corrections.applying import Asked, Chunk, applied_chunks
 from tokenaudit.corrections.arrays import Arrays
 from tokenaudit.corrections.batches import TakenBatch, added, taken_batches
@@ -19,7 +20,7 @@ from tokenaudit.corrections.logprobs import BOTH
 from tokenaudit.corrections.method_sums import SIGNS, BatchParts, MethodSums, sign_codes
 from tokenaudit.corrections.methods import Method
 from tokenaudit.corrections.result import CorrectionsReport, MethodOverlap, MethodResult, NotJudged
-from tokenaudit.corrections.stretches import Grouping, Stretches, parts_of, stretches_of
+from tokenaudit.corrections.stretches import Stretches, parts_of, stretches_of
 from tokenaudit.corrections.taken import has_takes, taken_responses
 from tokenaudit.log.columns import Bools, Floats, Int64s
 from tokenaudit.log.files import Log

@@ -6,43 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.corrections.ages import AGES, ages
+from tokenaudit.corrections.ages import AGES, Grouping, ages
 from tokenaudit.corrections.result import Position
-from tokenaudit.log.columns import Bools, Floats, Int64s
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.masks.plan import MaskPlan
 
 POSITIONS = tuple(Position)
 """Positions by code."""
-
-
-class Grouping:
-    """Rows of figures that are summed up by a key.
-
-    Args:
-        key: of each row, shape [S], 0 or more.
-        count: how many keys there are.
-    """
-
-    def __init__(self, key: Int64s, count: int) -> None:
-        self._order = np.argsort(key, kind="stable")
-        ordered = key[self._order]
-        self._starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        self._keys = ordered[self._starts]
-        self._count = count
-
-    def sums(self, figures: Floats) -> Floats:
-        """Sums of figures of shape [F x S], of shape [F x keys]."""
-        found = np.zeros((len(figures), self._count))
-        if len(self._keys):
-            found[:, self._keys] = np.add.reduceat(figures[:, self._order], self._starts, axis=1)
-        return found
-
-    def largest(self, values: Floats) -> Floats:
-        """The largest value of each key, -inf where it has none."""
-        found = np.full(self._count, -np.inf)
-        if len(self._keys):
-            found[self._keys] = np.maximum.reduceat(values[self._order], self._starts)
-        return found
 
 
 class Stretches(NamedTuple):

@@ -7,9 +7,9 @@ import numpy as np
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.engine import Fault
 from tokenaudit.audit.findings import Findings
-from tokenaudit.audit.logprobs import BOTH
 from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.audit.table import LogTable
+from tokenaudit.corrections.logprobs import BOTH
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import STATUS_CODE
