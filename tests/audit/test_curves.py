@@ -405,3 +405,49 @@ def test_groups_that_the_replay_leaves_out_make_steps_incomparable(tmp_path: Pat
     parity = only(audit_log([log], overrides=CONFIG, isolated=True, curves=files))
     assert (parity.verdict, parity.steps) == (Verdict.EQUAL, 3)
     assert math.isclose(sum(slow.values()) - slow[3], sum(slow[step] for step in (1, 2, 4)))
+
+
+def test_two_constants_that_differ_are_said_so(tmp_path: Path):
+    parity = only(compared(tmp_path, {"x": dict.fromkeys(range(1, 13), 7)}, curve_map={"x": "taken_groups"}))
+    assert parity.verdict is Verdict.DIFFERS
+    assert "at every step, from the first on: logged 7, the log gives 4" in parity.detail
+
+
+@pytest.mark.parametrize("first", [4, 5, 10])
+def test_a_curve_that_begins_equal_differs_from_a_step_on(first: int, tmp_path: Path):
+    points = {step: value + 3 * (step >= first) for step, value in SLOW["response_len_mean"].items()}
+    parity = only(compared(tmp_path, {"response_len_mean": points}))
+    assert (parity.verdict, parity.first_step) == (Verdict.DIFFERS, first)
+    assert f"differs from step {first} on" in parity.detail
+
+
+@pytest.mark.parametrize("size", [2, 5, 12])
+def test_a_curve_of_means_of_the_last_values_is_smoothed(size: int, tmp_path: Path):
+    values = list(SLOW["response_len_mean"].values())
+    points = {n: float(np.mean(values[max(0, n - size) : n])) for n in range(1, 13)}
+    parity = only(compared(tmp_path, {"response_len_mean": points}))
+    assert parity.verdict is Verdict.OTHER
+    what = "the mean of all values so far" if size == 12 else f"the mean of the last {size} values"
+    assert f"it is smoothed, {what} of response_len_mean" in parity.detail
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+def test_values_of_half_precision_are_equal_and_others_differ(bits: int, tmp_path: Path):
+    def rounded(value: float) -> float:
+        mantissa, exponent = math.frexp(value)
+        return math.ldexp(round(mantissa * 2**bits), exponent - bits)
+
+    points = {step: rounded(value / 3) for step, value in SLOW["response_len_mean"].items()}
+    thirds = {step: value / 3 for step, value in SLOW["response_len_mean"].items()}
+    series = LogSeries(DEFINITIONS["response_len_mean"], np.arange(1, 13), np.array([*thirds.values()]), "")
+    known = KnownCurve("", "x", "response_len_mean")
+
+    def close(values: list[float]) -> list[bool]:
+        curve = Curve("x", "f", np.arange(1, 13), np.array(values), 0, 0)
+        return CurvePair(curve, known, series).close().tolist()
+
+    assert close([*points.values()]) == [True] * 12
+    assert close([value * 1.02 for value in thirds.values()]) == [False] * 12
+    off = [*points.values()]
+    off[3] = rounded(off[3] * (1 + 2.0 ** (2 - bits)))
+    assert close(off) == [n != 3 for n in range(12)]

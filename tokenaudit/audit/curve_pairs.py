@@ -1,7 +1,7 @@
 """A curve and a series of the log at the steps that both have, and where they are equal.
 
 Whole numbers compare exactly, or as single precision rounds them; others within what a mean in single precision may be
-off, or to the decimals that a file holds.
+off, or to the decimals that a file holds, or as half precision rounds them where the file holds no other values.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class CurvePair:
         is_whole: whether these are whole numbers.
         later: what to add to a step of the curve for the log's.
         half_unit: half of the last decimal that the curve's values have; 0 where they aren't rounded.
+        relative: how far values may be off, relative to their size.
     """
 
     def __init__(self, curve: Curve, known: KnownCurve, series: LogSeries, shift: int = 0) -> None:
@@ -55,6 +56,7 @@ class CurvePair:
         self.recomputed: Float64s = series.values[there][own] + known.plus
         self.is_whole = series.definition.is_whole
         self.half_unit = 0.0 if self.is_whole else _half_unit(curve.values)
+        self.relative = RELATIVE if self.is_whole else _relative(curve.values)
 
     def close(self, recomputed: Float64s | None = None) -> Bools:
         """Where the curve is equal to the log's values, or to others."""
@@ -62,7 +64,7 @@ class CurvePair:
         equal = (self.logged == other) | (self.logged == other.astype(np.float32))
         if self.is_whole:
             return equal
-        allowed = np.maximum(RELATIVE * np.abs(other), _OF_LARGEST * np.abs(other).max(initial=0))
+        allowed = np.maximum(self.relative * np.abs(other), _OF_LARGEST * np.abs(other).max(initial=0))
         return equal | (np.abs(self.logged - other) <= np.maximum(allowed, self.half_unit))
 
     def fits(self, recomputed: Float64s | None = None) -> bool:
@@ -97,3 +99,17 @@ def _half_unit(values: Float64s) -> float:
         if (np.abs(values - np.round(values, decimals)) <= 1e-12 * np.maximum(1, np.abs(values))).all():
             return 0.5 * 10.0**-decimals * (1 + 1e-6)
     return 0.0
+
+
+def _relative(values: Float64s) -> float:
+    """How far values may be off: half of the last bit where all are those of bfloat16 or float16.
+
+    Means of few values, which are such numbers by themselves, differ by more than that where they differ.
+    """
+    if len(values) < TELLING_VALUES or (values == np.round(values)).all():
+        return RELATIVE
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+        if (single == values).all() and not (single.view(np.uint32) & 0xFFFF).any():
+            return 2.0**-8
+        return 2.0**-11 if (values.astype(np.float16) == values).all() else RELATIVE

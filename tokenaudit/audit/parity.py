@@ -21,6 +21,9 @@ _SMOOTH = 1e-4
 _WEIGHTS = (*(n / 100 for n in range(5, 100)), 0.995, 0.999)
 """Weights of the value before, as trackers smooth with."""
 
+_LARGEST_WINDOW = 200
+"""Values over which a mean is tried."""
+
 
 class Verdict(StrEnum):
     """How a curve compares."""
@@ -138,6 +141,8 @@ def _found(pair: CurvePair, values: LogValues) -> _Found:
     """The first of what a curve can be that it is."""
     if pair.close().all():
         rounded = "" if pair.is_whole or not pair.half_unit else f"to the {_decimals(pair)} decimals that the file has"
+        if pair.relative > RELATIVE and not pair.half_unit:
+            rounded = "as the half precision of the file rounds them"
         exactly = pair.logged == pair.recomputed
         return _Found(Verdict.EQUAL, "" if exactly.all() else rounded, len(pair.steps))
     others = values.alternatives(pair.known.ours) if len(pair.steps) >= FEWEST_STEPS else []
@@ -211,10 +216,32 @@ def _as_other_offset(pair: CurvePair, others: Sequence[LogSeries]) -> _Found | N
 
 
 def _as_smoothed(pair: CurvePair, _: Sequence[LogSeries]) -> _Found | None:
-    """An exponential moving average of the log's values, with or without the correction of its beginning."""
+    """A mean over some of the last steps or all before, or an exponential moving average of the log's values.
+
+    The latter with or without the correction of its beginning.
+    """
     allowed = _SMOOTH * np.abs(pair.recomputed).max(initial=0)
     if not varies(pair.recomputed) or len(pair.steps) < TELLING_VALUES:
         return None
+    how = _window(pair, allowed) or _exponential(pair, allowed)
+    if how is None:
+        return None
+    return _Found(Verdict.OTHER, f"it is smoothed, {how} of {_named(pair.series)}: export the raw values")
+
+
+def _window(pair: CurvePair, allowed: float) -> str | None:
+    """The mean of the last values that the curve is, in words; at the begin, of those that there are."""
+    totals, place = np.cumsum(np.append(0.0, pair.recomputed)), np.arange(1, len(pair.steps) + 1)
+    steps = len(pair.steps)
+    for size in (*range(2, min(_LARGEST_WINDOW, steps - 1) + 1), steps):
+        first = np.maximum(place - size, 0)
+        if (np.abs((totals[place] - totals[first]) / (place - first) - pair.logged) <= allowed).all():
+            return "the mean of all values so far" if size == steps else f"the mean of the last {size} values"
+    return None
+
+
+def _exponential(pair: CurvePair, allowed: float) -> str | None:
+    """The exponential moving average that the curve is, in words."""
     weights = np.array(_WEIGHTS)
     from_first = np.full(len(weights), pair.recomputed[0])
     corrected, power = np.zeros(len(weights)), np.ones(len(weights))
@@ -225,10 +252,7 @@ def _as_smoothed(pair: CurvePair, _: Sequence[LogSeries]) -> _Found | None:
         fits_first &= np.abs(from_first - logged) <= allowed
         fits_corrected &= np.abs(corrected / (1 - power) - logged) <= allowed
     fitting = np.flatnonzero(fits_first | fits_corrected)
-    if not len(fitting):
-        return None
-    text = f"it is smoothed, a moving average with weight {weights[fitting[0]]:g} of {_named(pair.series)}"
-    return _Found(Verdict.OTHER, f"{text}: export the raw values")
+    return f"a moving average with weight {weights[fitting[0]]:g}" if len(fitting) else None
 
 
 def _difference(pair: CurvePair, others: Sequence[LogSeries]) -> _Found:
@@ -238,8 +262,10 @@ def _difference(pair: CurvePair, others: Sequence[LogSeries]) -> _Found:
     readings += [(_named(own.series), own, own.recomputed) for own in map(pair.of, others) if own.tells]
     scored = [(int(own.close(value).sum()), text, own, value) for text, own, value in readings]
     equal, text, own, recomputed = scored[0]
-    best = max(scored, key=lambda entry: entry[0])
-    if best[0] > equal and best[0] >= max(FEWEST_STEPS, len(pair.steps) / 2):
+    # What fits everywhere was ruled out before, as for two constants.
+    best = max((entry for entry in scored if entry[0] < len(entry[2].steps)), key=lambda entry: entry[0])
+    begins_equal = len(pair.steps) > FEWEST_STEPS and bool(pair.close()[:FEWEST_STEPS].all())
+    if not begins_equal and best[0] > equal and best[0] >= max(FEWEST_STEPS, len(pair.steps) / 2):
         equal, text, own, recomputed = best
     differs = ~own.close(recomputed)
     first, count, size = int(np.argmax(differs)), int(differs.sum()), len(own.steps)
