@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.audit.audit_cases import audited
+from tests.audit.audit_cases import audited, findings_of
 from tests.audit.model import Run, changed, log_of
 from tests.builders import Row
 from tokenaudit.audit.findings import Finding
@@ -159,6 +160,26 @@ def test_a_mask_shifted_by_one_has_zeros_at_its_edges(mask: str, place: str, tmp
     (finding,) = found(tmp_path / "log", changed(TOOLS, moved))
     assert (finding.name, finding.severity) == ("logprob-zero-by-place", Severity.WARNING)
     assert place in finding.message
+
+
+def as_runs(row: Row) -> Row:
+    """The versions and the mask of a row as runs."""
+    pairs = zip(row["response_model_steps"], row["response_mask"], strict=True)
+    runs = [(version, flag, len(list(group))) for (version, flag), group in groupby(pairs)]
+    parts = [{"model_step": version, "tokens": n, "trainable": n * flag} for version, flag, n in runs]
+    return {"response_version_runs": parts, "response_model_steps": None, "response_mask": None}
+
+
+def test_masks_told_by_runs_are_as_good_as_lists(tmp_path: Path):
+    assert found(tmp_path / "healthy", changed(TOOLS, as_runs)) == []
+    moved = changed(TOOLS, lambda row: {"response_mask": [0, *row["response_mask"][:-1]]})
+    lists, runs = (found(tmp_path / name, rows) for name, rows in (("lists", moved), ("runs", changed(moved, as_runs))))
+    assert [one.message for one in lists] == [one.message for one in runs] != []
+    # What only one side says isn't excused by the other.
+    alone = [
+        {name: value for name, value in row.items() if name != "train_logprobs"} for row in changed(TOOLS, as_runs)
+    ]
+    assert findings_of(audited(tmp_path / "alone", alone, RUN.config), "logprob-placeholder") == []
 
 
 def test_end_tokens_that_were_appended_have_zeros_at_the_last_place(tmp_path: Path):

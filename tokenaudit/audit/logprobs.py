@@ -63,7 +63,8 @@ def scan_logprobs(columns: BatchColumns, logprobs: Mapping[str, Logprobs]) -> Ar
         others = [other.lists for other_name, other in logprobs.items() if other_name != name]
         arrays |= _of_column(columns, name, own, others[0] if others else None)
     if logprobs:
-        arrays |= _edges(columns.mask, columns.rows)
+        lengths = next(iter(logprobs.values())).lists.lengths
+        arrays |= _edges(told_mask(columns, lengths), columns.rows)
     return arrays
 
 
@@ -82,7 +83,7 @@ def _of_column(columns: BatchColumns, name: str, logprobs: Logprobs, other: List
     if len(values) == 0 or (is_plain and high < 0):
         return arrays
     ends = np.cumsum(lengths)
-    mask = columns.mask
+    mask = told_mask(columns, lengths)
 
     def count(what: str, positions: Int64s) -> None:
         arrays[f"{name}_{what}"] = np.bincount(np.searchsorted(ends, positions, side="right"), minlength=rows)
@@ -167,6 +168,28 @@ def _edges(mask: Lists, rows: int) -> Arrays:
         "edges_first": np.bincount(owner[rises], minlength=rows),
         "edges_end": np.bincount(owner[~rises], minlength=rows),
     }
+
+
+def told_mask(columns: BatchColumns, lengths: Int64s) -> Lists:
+    """The semantic mask of a batch, with that of recorded runs where each is trained as a whole or not at all.
+
+    Args:
+        columns: the batch.
+        lengths: elements per row of a list of tokens; runs that don't add up to them tell nothing.
+    """
+    mask, recorded = columns.mask, columns.recorded_runs
+    if recorded is None:
+        return mask
+    owner, tokens, trainable = recorded.owner, recorded.tokens, recorded.trainable
+    is_clear = (tokens > 0) & (tokens <= lengths[owner]) & ((trainable == 0) | (trainable == tokens))
+    told = recorded.has_runs & mask.is_null & (recorded.sums == lengths) & (lengths > 0)
+    told &= np.bincount(owner, ~is_clear, minlength=columns.rows) == 0
+    joined = np.where(told, lengths, mask.lengths)
+    of_runs, chosen = np.repeat(told, joined), told[owner]
+    values = np.zeros(len(of_runs), dtype=np.bool_)
+    values[of_runs] = np.repeat(trainable[chosen] > 0, tokens[chosen])
+    values[~of_runs] = mask.values != 0
+    return Lists(values, joined, mask.is_null & ~told, mask.null_element_rows)
 
 
 def aligned_mask(mask: Lists, lengths: Int64s, elements: int) -> Bools:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenaudit.audit.contents import Arrays, id_numbers, logprob_numbers
 from tokenaudit.audit.differences import Differences, differences
-from tokenaudit.audit.logprobs import aligned_mask, read_logprobs, scan_logprobs
+from tokenaudit.audit.logprobs import aligned_mask, read_logprobs, scan_logprobs, told_mask
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import Int64s
@@ -69,14 +69,15 @@ def scan_batch(columns: BatchColumns, epsilon: float) -> Scanned:
     reward = col.reals(columns.array("reward"), rows)
     arrays["reward"] = np.where(np.isfinite(reward), reward, np.nan)
     arrays["agentic"] = col.flags(columns.array("agentic"), rows)
-    mask = columns.mask
     arrays |= _versions(columns)
     arrays |= _mask(columns, arrays.get("prior_len"))
     if columns.recorded_runs is not None:
         _overlay_runs(arrays, columns.recorded_runs, columns)
     if "response_ids" in columns.batch.columns:
         ids, logprobs = columns.lists("response_ids"), columns.lists("logprobs")
-        arrays |= id_numbers(ids, mask, logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT)
+        arrays |= id_numbers(
+            ids, told_mask(columns, ids.lengths), logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT
+        )
     if "trained_mask" in columns.batch.columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)
     if "logprobs" in batch.columns:
