@@ -144,6 +144,32 @@ def test_versions_that_are_filled_in_are_one_finding(filler: str, left_out: tupl
     assert f"{len(mixed)} responses continued" in finding.message
 
 
+def test_versions_of_puts_alone_are_filled_in_once(tmp_path: Path):
+    """Kept tokens have another version at every put, which V009 leaves to this finding."""
+    rules = found(tmp_path, without(HEALTHY, ("response_model_steps",)))
+    assert rules.keys() == {"version-filled-in"}
+    (finding,) = rules["version-filled-in"]
+    assert "end in a single version, the step of the put - 1;" in finding.message
+
+
+def test_responses_that_get_shorter_begin_anew_whatever_the_config_says(tmp_path: Path):
+    run = replace(RUN, partial=False, mean_tokens=40, most_tokens=200)
+    assert "version-filled-in" not in found(tmp_path, without(shortened(log_of(run)), TOKEN_COLUMNS))
+
+
+def shortened(rows: list[Row]) -> list[Row]:
+    """The rows of a run; every tenth response that is put again has fewer tokens than before."""
+    before: dict[int, int] = {}
+
+    def values(row: Row) -> dict[str, Any] | None:
+        had, before[row["rollout_id"]] = before.get(row["rollout_id"], 0), row["response_len"]
+        if had < 2 or row["rollout_id"] % 10 or row["status"] != "aborted":
+            return None
+        return {"response_len": had - 1, "response_model_steps": row["response_model_steps"][: had - 1]}
+
+    return changed(rows, values)
+
+
 def test_a_run_that_begins_to_fill_in_is_found_from_there(tmp_path: Path):
     run = replace(RUN, batch=8, steps=16)
     rows = changed(log_of(run), filled_in(lambda row: row["model_step"], since=8))

@@ -134,12 +134,12 @@ def first_and_last(table: LogTable) -> tuple[Int64s, Bools]:
 
 
 def single_version(table: LogTable) -> Bools:
-    """Put rows with tokens whose recorded versions are all one."""
+    """Put rows with tokens whose recorded versions are all one, or that go on and have that of their put alone."""
     oldest = oldest_versions(table)
     return (
         table.known
         & (table["tokens"] > 0)
-        & (table["versions_len"] >= 0)
+        & ((table["versions_len"] >= 0) | (table.present("prior_len") & (table["prior_len"] > 0)))
         & (oldest != ABSENT)
         & (oldest == newest_versions(table))
     )

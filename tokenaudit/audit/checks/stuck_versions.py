@@ -31,6 +31,8 @@ from tokenaudit.log.row_checks import ABSENT
 
 _SAMPLE, _SYNC = KIND_CODE[EventKind.SAMPLE], KIND_CODE[EventKind.SYNC]
 _EXPIRED = STATUS_CODE[Status.EXPIRED]
+_SHORTER_SHARE = 0.01
+"""Share of responses put again that may have fewer tokens than before where responses go on."""
 _LEAST_ROWS = 200
 """Responses that must all be as new as can be before that alone is suspicious."""
 _LEAST_STEPS = 10
@@ -90,7 +92,8 @@ def filled_in(case: Case) -> Bools:
 def _goes_on(case: Case) -> Bools:
     """Put rows that go on from the tokens of the put before.
 
-    prior_len or the token ids say so; without both, that the config continues aborted responses.
+    prior_len or the token ids say so; without both, that the config continues aborted responses, unless some are
+    shorter than before: what goes on only grows.
     """
     table, puts = case.table, case.readable
     again = table.known & (table.previous >= 0)
@@ -102,6 +105,11 @@ def _goes_on(case: Case) -> Bools:
         return goes_on
     continues = [case.config.task_policy(task).enable_partial_rollout for task in table.tasks]
     begins_anew = _expired_groups(case)
+    untold = again & ~is_told & ~begins_anew & (table["tokens"][before] > 0)
+    for code in range(len(table.tasks)):
+        own = untold & (table["task"] == code)
+        if (table["tokens"][own] < table["tokens"][before[own]]).sum() > _SHORTER_SHARE * own.sum():
+            begins_anew |= table["task"] == code
     return goes_on | (again & ~is_told & np.array(continues, dtype=np.bool_)[table["task"]] & ~begins_anew)
 
 
