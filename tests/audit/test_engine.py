@@ -112,15 +112,41 @@ def test_a_fault_is_one_finding_that_names_its_rows_and_its_reason(name: str, tm
     assert len(wrong - named) <= 0.08 * len(wrong)
 
 
+@pytest.mark.parametrize("engines", [2, 4])
 @pytest.mark.parametrize("change", [stale(9), early])
-def test_rows_of_one_engine_are_named_with_what_they_share(change: Change, tmp_path: Path):
-    rows = changed(LOG, only(change, lambda row: row["rollout_id"] % 4 == 1 and row["train_step"] > 11))
-    (finding,) = found(tmp_path / "log", rows)
+def test_rows_of_one_engine_are_named_with_what_they_share(change: Change, engines: int, tmp_path: Path):
+    def is_off(row: Row) -> bool:
+        return row["rollout_id"] % engines == 1 and row["train_step"] > 11
+
+    (finding,) = found(tmp_path / "log", changed(LOG, only(change, is_off)))
     assert finding.name == "engine-rows-off"
-    assert "rollout_id modulo 4 is 1" in finding.message
+    assert f"rollout_id modulo {engines} is 1" in finding.message
     assert ("shifted by one token" in finding.message) == (change is early)
     assert finding.extent is not None
-    assert {rollout_id % 4 for _, rollout_id in finding.extent.members} == {1}
+    named = {rollout_id for _, rollout_id in finding.extent.members}
+    assert {rollout_id % engines for rollout_id in named} == {1}
+    wrong = {row["rollout_id"] for row in LOG if row["event"] == "put" and is_off(row)}
+    assert len(wrong - named) <= 0.15 * len(wrong)
+
+
+def test_short_answers_are_judged_too(tmp_path: Path):
+    run = Run(steps=30, batch=16, in_flight=16, group_size=8, round_tokens=6, mean_tokens=4, most_tokens=6)
+    rows = log_of(run)
+    assert found(tmp_path / "healthy", rows, run.config) == []
+    (finding,) = found(tmp_path / "log", changed(rows, stale(9)), run.config)
+    assert finding.name == "engine-drifts"
+
+
+def test_a_growing_share_of_prompts_that_the_model_is_unsure_of_is_no_drift(tmp_path: Path):
+    def surer(row: Row) -> Row | None:
+        is_sure = random.Random(row["group_id"]).random() < 0.7 - 0.02 * row["group_id"] / RUN.batch
+        return (
+            {side: [0.01 * value for value in row[side]] for side in ("logprobs", "train_logprobs")}
+            if is_sure
+            else None
+        )
+
+    assert found(tmp_path / "log", changed(LOG, surer)) == []
 
 
 @pytest.mark.parametrize("rows", [LOG, TOOLS, sure(LOG)], ids=["plain", "tools", "sure"])

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from tokenaudit.audit.differences import PAIR_SUMS, Differences
-from tokenaudit.audit.offpolicy import trained_ages
+from tokenaudit.audit.differences import Differences
+from tokenaudit.audit.engine_rows import (
+    LEAST_TOKENS,
+    MOST_BLOCK_ROWS,
+    SMALL,
+    EngineRows,
+    engine_rows,
+    growth,
+    least_rows,
+    levels,
+    step_blocks,
+    task_parts,
+    uncertainty,
+)
 from tokenaudit.audit.table import LogTable
 from tokenaudit.audit.traits import shared_traits
 from tokenaudit.log.columns import Bools, Floats, Int64s
 
-LEAST_TOKENS = 10_000
-"""Tokens from which on a task is judged by itself; smaller tasks are judged together."""
 COPIED_SHARE = 0.999
 """Tokens with equal values that no recomputation under newer weights yields."""
 SHIFTED_MARGIN = 0.2
@@ -43,12 +53,14 @@ _STEADY = 0.02
 _LEAST_GROWN = 2_000
 """Fresh tokens whose |difference| has grown before that is judged."""
 _LEAST_OUTLIERS = 5
-_ROW_TOKENS, _OUTLIER_TOKENS, _COPIED_TOKENS = 8, 16, 16
-"""Tokens of a row before its own mean counts."""
-_BLOCK_TOKENS, _BLOCK_ROWS = 1_000, (8, 64)
-"""What a block of consecutive steps holds at least; the rows are a twentieth of all, within these bounds."""
-_SMALL = 1e-3
-"""A median |difference| below it is that of engines that compute alike; it counts as this much."""
+_FEW, _HALF_OF_FEW = 0.2, 1.6
+"""Share of rows whose level counts where half may be off, and the times of it that the median of all may be."""
+_BY_UNCERTAINTY = 0.5
+"""How far off rows must be for their uncertainty, as a share of how far they must be at all."""
+_SURELY_SHARED, _ALSO_OFF = 0.9, 2.0
+"""Share of the rows of a kind that are so many times off at least, from which on all rows of it are."""
+_OUTLIER_TOKENS, _SHORT_OUTLIER_TOKENS, _COPIED_TOKENS = 16, 6, 16
+"""Tokens of a row before it is judged by itself."""
 
 
 class Fault(StrEnum):
@@ -78,108 +90,29 @@ class EngineVerdict(NamedTuple):
     tokens: int
 
 
-class _Rows(NamedTuple):
-    """Rows with both log-probabilities, in log order; sums over trainable tokens, fresh ones being of staleness 0.
-
-    `aged`, `aged_equal`, `known` and `equal` leave out tokens with 0 on both sides, of which nothing can be told: those
-    of staleness 1 or more, those of them that are equal, and both for all ages. `pairs` has the shape [12 x rows].
-    """
-
-    row: Int64s
-    task: Int64s
-    step: Int64s
-    tokens: Floats
-    fresh: Floats
-    fresh_abs: Floats
-    fresh_largest: Floats
-    fresh_ratio: Floats
-    fresh_squared: Floats
-    aged: Floats
-    aged_equal: Floats
-    known: Floats
-    equal: Floats
-    pairs: Floats
-
-    def only(self, chosen: Bools) -> _Rows:
-        """Some of the rows."""
-        if chosen.all():
-            return self
-        at = np.flatnonzero(chosen)
-        return _Rows(*(cast("Any", column.take(at, axis=-1)) for column in self))
-
-
 def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> EngineVerdict:
-    """Hold the engine's log-probabilities against the trainer's; the arguments are those of `offpolicy.ages`."""
-    whole = _rows(table, found, train_step)
+    """Hold the engine's log-probabilities against the trainer's; the arguments are those of `offpolicy.trained_ages`."""
+    whole = engine_rows(table, found, train_step)
     faults: list[EngineFault] = []
     judged = dict.fromkeys(("fresh", "aged", "tokens"), 0)
     for name in judged:
-        for part in _parts(whole, name):
+        for part in task_parts(whole, name):
             judged[name] += int(getattr(part, name).sum())
     explained = np.zeros(len(whole.row), dtype=np.bool_)
-    searches = (("aged", _copied), ("tokens", _shifted), ("fresh", _grown), ("fresh", _outlying), ("fresh", _ratio_off))
+    # first what even the closest rows show; what some rows hold is for the search behind, and what most do for the next
+    searches = (
+        ("aged", _copied), ("tokens", _shifted), ("fresh", partial(_grown, _FEW)), ("fresh", _outlying),
+        ("fresh", partial(_grown, 0.5)), ("fresh", _ratio_off),
+    )  # fmt: skip
     for measure, search in searches:
-        for part in _parts(whole.only(~explained), measure):
+        for part in task_parts(whole.only(~explained), measure):
             for fault in search(part, table):
                 faults.append(fault)
                 explained[np.searchsorted(whole.row, fault.rows)] = True
     return EngineVerdict(tuple(faults), **judged)
 
 
-def _rows(table: LogTable, found: Differences, train_step: Int64s) -> _Rows:
-    rows, index = np.unique(found.row, return_inverse=True)
-    age = trained_ages(found, train_step)
-    informative, equal = found.tokens - found.sure, found.equal - found.sure
-
-    def by_row(values: Floats | Int64s, where: Bools) -> Floats:
-        return np.bincount(index[where], values[where], minlength=len(rows)).astype(np.float64, copy=False)
-
-    is_known, is_fresh, is_aged = age >= -1, age == 0, age >= 1
-    pairs = np.zeros((len(PAIR_SUMS), len(rows)))
-    pairs[:, np.searchsorted(rows, found.pair_rows)] = found.pairs
-    return _Rows(
-        row=rows, task=table["task"][rows], step=table["train_step"][rows],
-        tokens=by_row(found.tokens, is_known), fresh=by_row(found.tokens, is_fresh),
-        fresh_abs=by_row(found.abs_delta, is_fresh), fresh_largest=by_row(found.largest, is_fresh),
-        fresh_ratio=by_row(found.ratio, is_fresh), fresh_squared=by_row(found.squared_ratio, is_fresh),
-        aged=by_row(informative, is_aged), aged_equal=by_row(equal, is_aged),
-        known=by_row(informative, is_known), equal=by_row(equal, is_known), pairs=pairs,
-    )  # fmt: skip
-
-
-def _parts(rows: _Rows, measure: str) -> Iterator[_Rows]:
-    """The rows of every task with enough tokens of a measure, and those of all others if they have enough together."""
-    sums = np.bincount(rows.task, getattr(rows, measure), minlength=1)
-    is_large = sums >= LEAST_TOKENS
-    for task in np.flatnonzero(is_large).tolist():
-        yield rows.only(rows.task == task)
-    if sums[~is_large].sum() >= LEAST_TOKENS:
-        yield rows.only(~is_large[rows.task])
-
-
-def _blocks(rows: _Rows, weights: Floats, least_rows: int) -> Int64s:
-    """A number for each row, rising with the steps: rows of a block have enough tokens together, and are enough."""
-    heads = np.flatnonzero(np.diff(rows.step, prepend=rows.step[0] - 1))
-    tokens = np.add.reduceat(weights, heads)
-    counted = np.add.reduceat(weights >= _ROW_TOKENS, heads, dtype=np.int64)
-    number, numbers, held, held_rows = 0, list[int](), 0.0, 0
-    for own, own_rows in zip(tokens.tolist(), counted.tolist(), strict=True):
-        numbers.append(number)
-        held, held_rows = held + own, held_rows + own_rows
-        if held >= _BLOCK_TOKENS and held_rows >= least_rows:
-            number, held, held_rows = number + 1, 0.0, 0
-    if held or held_rows:
-        # what is left over at the end is too little for a block of its own
-        numbers = [min(one, max(number - 1, 0)) for one in numbers]
-    return np.repeat(numbers, np.diff(heads, append=len(rows.row)))
-
-
-def _least_rows(rows: _Rows) -> int:
-    low, high = _BLOCK_ROWS
-    return min(max(int((rows.fresh >= _ROW_TOKENS).sum()) // 20, low), high)
-
-
-def _copied(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
+def _copied(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
     is_equal = (rows.known > 0) & (rows.equal >= COPIED_SHARE * rows.known)
     counted = is_equal & (rows.aged >= _COPIED_TOKENS) & (rows.aged_equal >= COPIED_SHARE * rows.aged)
     tokens = int(rows.aged[counted].sum())
@@ -189,8 +122,8 @@ def _copied(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
         yield EngineFault(Fault.COPIED, rows.row[is_equal], f"{text} is a copy of the other, under whatever weights")
 
 
-def _shifted(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
-    block = _blocks(rows, rows.pairs[0], 1)
+def _shifted(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
+    block = step_blocks(rows, rows.pairs[0], 1)
     own, behind, before = _correlations(
         np.stack([np.bincount(block, sums) for sums in rows.pairs]).astype(np.float64, copy=False)
     )
@@ -219,31 +152,20 @@ def _correlations(sums: Floats) -> tuple[Floats, Floats, Floats]:
     return correlation(xy, x, xx, y, yy), correlation(x2y, x2, xx2, y, yy), correlation(xy2, x, xx, y2, yy2)
 
 
-def _medians(rows: _Rows, block: Int64s) -> Floats:
-    """By block, ascending numbers, the median over rows of the mean |difference| of their fresh tokens."""
-    counted = rows.fresh >= _ROW_TOKENS
-    means = np.where(counted, rows.fresh_abs / np.maximum(rows.fresh, 1), 0)
-    found = np.full(int(block.max()) + 1, np.nan)
-    means, block = means[counted], block[counted]
-    bounds = np.searchsorted(block, np.arange(len(found) + 1)).tolist()
-    for number, (first, last) in enumerate(pairwise(bounds)):
-        if first < last:
-            found[number] = np.median(means[first:last])
-    return found
-
-
-def _grown(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
-    block = _blocks(rows, rows.fresh, _least_rows(rows))
-    medians = np.maximum(_medians(rows, block), _SMALL)
-    least = np.fmin.accumulate(medians)
-    before = np.concatenate([[np.inf], least[:-1]])
-    is_far, is_near = medians >= GROWN * before, medians >= GROWN / 2 * before
-    for first, last in _spells(is_near):
+def _grown(share: float, rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
+    """What a share of the rows lies below has grown, and with it the mean, and not by less certain tokens alone."""
+    block = step_blocks(rows, rows.fresh, least_rows(rows))
+    low, relative = levels(rows, block, share)
+    mean = np.bincount(block, rows.fresh_abs) / np.maximum(np.bincount(block, rows.fresh), 1)
+    low = np.maximum(low, SMALL)
+    times, others = growth(low), np.fmin(growth(relative), growth(mean))
+    is_far = (times >= GROWN) & (others >= GROWN / 2)
+    for first, last in _spells((times >= GROWN / 2) & (others >= GROWN / 4)):
         where = (block >= first) & (block < last)
         enough = is_far[first:last].sum() >= 2 and rows.fresh[where & is_far[block]].sum() >= _LEAST_GROWN
         if enough:
             # what grows slowly is named from where it has doubled
-            level, base = rows.fresh_abs[where].sum() / rows.fresh[where].sum(), before[first]
+            level, base = rows.fresh_abs[where].sum() / rows.fresh[where].sum(), low[first] / times[first]
             text = f"the mean |difference| of log-probabilities of fresh tokens is {level:.2g}, {level / base:.0f}"
             text += f" times the {base:.2g} of before; {_ratio_text(rows.only(where), 'engine and trainer have')}"
             yield EngineFault(Fault.GROWN, rows.row[where], text)
@@ -255,21 +177,25 @@ def _spells(flags: Bools) -> Iterator[tuple[int, int]]:
     yield from zip(bounds[0::2].tolist(), bounds[1::2].tolist(), strict=True)
 
 
-def _outlying(rows: _Rows, table: LogTable) -> Iterator[EngineFault]:
-    block = _blocks(rows, rows.fresh, _BLOCK_ROWS[1])
-    median = np.maximum(_medians(rows, block), _SMALL)[block]
-    counted = rows.fresh >= _OUTLIER_TOKENS
+def _outlying(rows: EngineRows, table: LogTable) -> Iterator[EngineFault]:
+    block = step_blocks(rows, rows.fresh, MOST_BLOCK_ROWS)
+    # where half of the rows are off, the median may be one of them
+    few, half = (levels(rows, block, share) for share in (_FEW, 0.5))
+    usual, relative = (
+        np.fmin(of_half, _HALF_OF_FEW * of_few)[block] for of_few, of_half in zip(few, half, strict=True)
+    )
+    usual = np.maximum(usual, SMALL)
     # one value that only fills a place puts no row off
     means = (rows.fresh_abs - rows.fresh_largest) / np.maximum(rows.fresh, 1)
     # rows whose tokens are less certain differ more: that must not explain it
-    certainty = np.abs(rows.pairs[PAIR_SUMS.index("x")]) / np.maximum(rows.pairs[0], 1)
-    usual = np.median(certainty[counted]) if counted.any() else 0.0
-    is_off = counted & (means >= OUTLYING * median) & (means >= OUTLYING / 2 * median * certainty / max(usual, 1e-9))
+    times = np.minimum(means / usual, means / uncertainty(rows) / np.maximum(relative, 1e-12) / _BY_UNCERTAINTY)
+    counted = rows.fresh >= (_OUTLIER_TOKENS if _is_of_long_rows(rows) else _SHORT_OUTLIER_TOKENS)
+    is_off = counted & (times >= OUTLYING)
     low, high = OUTLYING_SHARE
     if not (is_off.sum() >= _LEAST_OUTLIERS and low * counted.sum() <= is_off.sum() <= high * counted.sum()):
         return
     share = f"{100 * is_off.sum() / counted.sum():.1f} %"
-    level, usual_level = np.median(means[is_off]), np.median(median[is_off])
+    level, usual_level = np.median(means[is_off]), np.median(usual[is_off])
     text = f"fresh tokens of {share} of the rows are at least {OUTLYING:.0f} times farther off than the median (mean"
     text += f" |difference| {level:.2g} against {usual_level:.2g})"
     own, behind, before = (float(one[0]) for one in _correlations(rows.pairs[:, is_off].sum(axis=1, keepdims=True)))
@@ -282,12 +208,24 @@ def _outlying(rows: _Rows, table: LogTable) -> Iterator[EngineFault]:
     first, last = np.flatnonzero(is_off)[[0, -1]].tolist()
     since = counted & (np.arange(len(counted)) >= first) & (np.arange(len(counted)) <= last)
     traits = shared_traits(table, rows.row[is_off], rows.row[since])
-    text += f"; what they share: {', '.join(traits)}" if traits else "; nothing recorded tells them from the others"
+    told = ", ".join(trait.text for trait in traits)
+    text += f"; what they share: {told}" if told else "; nothing recorded tells them from the others"
+    # others of the same kind are of the same engine: weights grow old slowly, and not all rows have fresh tokens
+    also = times >= _ALSO_OFF
+    for trait in traits[:1]:
+        like = trait.has[rows.row]
+        if also[since & like].mean() >= _SURELY_SHARED:
+            is_off[first : last + 1] |= like[first : last + 1]
     yield EngineFault(Fault.OUTLYING, rows.row[is_off], text)
 
 
-def _ratio_off(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
-    block = _blocks(rows, rows.fresh, 1)
+def _is_of_long_rows(rows: EngineRows) -> bool:
+    """Whether rows that are long enough to be judged by themselves have most of the fresh tokens."""
+    return 2 * rows.fresh[rows.fresh >= _OUTLIER_TOKENS].sum() >= rows.fresh.sum()
+
+
+def _ratio_off(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
+    block = step_blocks(rows, rows.fresh, 1)
     off, sure = _deviation(rows, block)
     is_off = (np.abs(off) > RATIO_OFF) & sure
     (overall,), (is_sure,) = _deviation(rows, np.zeros_like(block))
@@ -306,7 +244,7 @@ def _ratio_off(rows: _Rows, _: LogTable) -> Iterator[EngineFault]:
         return
 
 
-def _ratio_text(rows: _Rows, who: str) -> str:
+def _ratio_text(rows: EngineRows, who: str) -> str:
     """The mean ratio of fresh tokens, and what it speaks for."""
     tokens = rows.fresh.sum()
     ratio, squared = rows.fresh_ratio.sum() / tokens, rows.fresh_squared.sum() / tokens
@@ -316,7 +254,7 @@ def _ratio_text(rows: _Rows, who: str) -> str:
     return f"{text}: {who} other weights, or the values are of other tokens"
 
 
-def _deviation(rows: _Rows, block: Int64s) -> tuple[Floats, Bools]:
+def _deviation(rows: EngineRows, block: Int64s) -> tuple[Floats, Bools]:
     """By block, how far the mean ratio of fresh tokens is off 1, and whether that is more than chance.
 
     The standard error is that of a ratio of sums over rows, whose tokens aren't independent of each other.
