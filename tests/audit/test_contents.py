@@ -142,6 +142,17 @@ def test_a_second_end_token_is_none_of_a_cut(tmp_path: Path):
     assert found(tmp_path / "log", rows, "cut-called-stop") == []
 
 
+def test_rare_end_tokens_are_none_of_a_cut(tmp_path: Path):
+    rows = last_ids(lambda row: 3 if chance(row, 0.01) else 4 if chance(row, 0.025) else END)
+    assert found(tmp_path / "log", rows, "cut-called-stop") == []
+
+
+def test_responses_cut_off_at_a_few_words_are_named(tmp_path: Path):
+    rows = last_ids(lambda row: 100 + row["rollout_id"] % 6 if chance(row, 0.08) else END)
+    (finding,) = found(tmp_path / "log", rows, "cut-called-stop")
+    assert members(finding) == ends_wrong(rows, "stop")
+
+
 def test_answers_that_end_in_a_word_have_no_end_token(tmp_path: Path):
     rows = last_ids(lambda row: 7 if chance(row, 0.85) else row["rollout_id"], inside=7)
     assert found(tmp_path / "log", rows, "cut-called-stop") == []
@@ -275,6 +286,56 @@ def test_kept_ids_that_changed_are_those_of_the_slow_twin(place: int, tmp_path: 
     # Of what was put again complete, nothing says whether it was kept.
     assert len(members(finding)) > len(expected) / 2
     assert found(tmp_path / "untold", untold, "prefix-lost") == []
+
+
+def spliced(new: list[int], old: int, share: float = 0.3) -> tuple[list[Row], set[int]]:
+    """A run in which `old` ids in the middle of a prefix become others at the first abort, and what has these."""
+    places: dict[int, int] = {}
+
+    def values(row: Row) -> Row | None:
+        prior, rollout_id = row["prior_len"], row["rollout_id"]
+        begins = 8 <= prior < row["response_len"] and row["train_step"] > 5 and chance(row, share)
+        if rollout_id not in places and not begins:
+            return None
+        at = places.setdefault(rollout_id, prior - old)
+        lists = {name: [*row[name][:at], *row[name][at : at + 1] * len(new), *row[name][at + old :]] for name in LISTS}
+        lists["response_ids"][at : at + len(new)] = new
+        more = len(new) - old
+        return lists | {"response_len": row["response_len"] + more, "prior_len": prior + more}
+
+    return changed(log_of(BIG), values), {*places}
+
+
+@pytest.mark.parametrize(("new", "old"), [([40_000], 2), ([40_000, 40_001], 1)])
+@pytest.mark.parametrize("options", [{}, {"files": 3}, {"row_group_size": 7}])
+def test_prefixes_that_are_tokenized_again_to_another_length_changed(
+    new: list[int], old: int, options: dict[str, Any], tmp_path: Path
+):
+    rows, wrong = spliced(new, old)
+    report = audited(tmp_path / "log", rows, BIG.config, **options)
+    (finding,) = findings_of(report, "prefix-changed")
+    assert members(finding) == wrong
+    assert findings_of(report, "prefix-lost") == []
+
+
+def test_a_prefix_without_its_last_token_lost_it(tmp_path: Path):
+    rows, wrong = spliced([], 1)
+    report = audited(tmp_path / "log", rows, BIG.config)
+    (finding,) = findings_of(report, "prefix-lost")
+    assert members(finding) == wrong
+    assert "put again without" in finding.message
+    assert findings_of(report, "prefix-changed") == []
+
+
+def test_a_prior_len_that_is_too_small_loses_nothing_where_the_ids_are_there(tmp_path: Path):
+    rows = changed(log_of(BIG), lambda row: {"prior_len": max(0, row["prior_len"] - 1)})
+    report = audited(tmp_path / "log", rows, BIG.config)
+    assert findings_of(report, "prefix-lost") == findings_of(report, "prefix-changed") == []
+
+
+def test_prompts_that_count_what_a_response_has_are_not_mixed(tmp_path: Path):
+    rows = changed(log_of(BIG), lambda row: {"prompt_len": row["prompt_len"] + row["prior_len"]})
+    assert found(tmp_path / "log", rows, "prompts-mixed") == []
 
 
 @pytest.mark.parametrize("left_out", [(), ("prior_len",), ("prior_len", "response_ids")])

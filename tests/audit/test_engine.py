@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +218,52 @@ def test_end_tokens_that_were_appended_have_zeros_at_the_last_place(tmp_path: Pa
     expected = {row["rollout_id"] for row in stopped if row["train_logprobs"][-1] <= -0.001}
     assert finding.extent is not None
     assert {rollout_id for _, rollout_id in finding.extent.members} == expected
+
+
+def test_end_tokens_that_were_appended_to_aborted_responses_have_zeros_there(tmp_path: Path):
+    cuts: dict[int, set[int]] = {}
+
+    def appended(row: Row) -> Row | None:
+        own = cuts.setdefault(row["rollout_id"], set())
+        if row["status"] == "aborted" and row["response_len"] > row["prior_len"]:
+            own.add(row["response_len"] - 1)
+        return {"logprobs": [0.0 if place in own else value for place, value in enumerate(row["logprobs"])]}
+
+    (finding,) = found(tmp_path / "log", changed(LOG, appended))
+    assert (finding.name, finding.severity) == ("logprob-zero-by-place", Severity.WARNING)
+    assert "the last token of aborted responses" in finding.message
+
+
+@pytest.mark.parametrize("place", ["end", "call"])
+def test_what_a_model_is_sure_of_at_a_place_may_be_zero_on_both_sides(place: str, tmp_path: Path):
+    rng = random.Random(4)
+
+    def surely(row: Row) -> Row:
+        flags = row["response_mask"]
+        calls = {at for at, (now, behind) in enumerate(pairwise(flags)) if now > behind}
+        places = {len(flags) - 1} if place == "end" else calls
+        trained = [rng.choice([0.0, 0.0, -2e-6]) if at in places else v for at, v in enumerate(row["train_logprobs"])]
+        return {
+            "logprobs": [0.0 if at in places else value for at, value in enumerate(row["logprobs"])],
+            "train_logprobs": trained,
+        }
+
+    assert found(tmp_path / "log", changed(TOOLS, surely)) == []
+
+
+def test_sure_answers_of_one_token_are_no_stand_ins_where_some_are_nearly_zero(tmp_path: Path):
+    rng = random.Random(4)
+
+    def answer(row: Row) -> Row | None:
+        if row["status"] != "completed" or row["prior_len"] or row["rollout_id"] % 5:
+            return None
+        value = rng.choice([0.0, 0.0, -1e-5])
+        return {
+            "response_ids": [7], "response_len": 1, "response_model_steps": row["response_model_steps"][:1],
+            "logprobs": [value], "train_logprobs": [value],
+        }  # fmt: skip
+
+    assert [finding for finding in found(tmp_path / "log", changed(LOG, answer)) if finding.code[0] == "P"] == []
 
 
 def test_genuine_answers_of_one_token_are_no_stand_ins(tmp_path: Path):

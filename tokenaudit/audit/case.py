@@ -21,7 +21,7 @@ from tokenaudit.audit.taken import RecordedTake, TrainedMasks, has_recorded_take
 from tokenaudit.audit.taken_groups import TakenGroups
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
-from tokenaudit.log.columns import Bools
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE
 from tokenaudit.log.structural_checks import Rows, StructuralCheck
 from tokenaudit.replay.request import TimelineKind
@@ -47,6 +47,7 @@ class Case:
         trained: what the trainer's masks add up to; empty where none is recorded, or no step is known.
         evidence: how off-policy each age is; empty without log-probabilities of both sides.
         engine: what is wrong between these; None without them.
+        shared_ids: see `prefixes.shared_prefixes`.
         parity: the curves that the run logged beside what the log gives; None where no curves are given.
     """
 
@@ -62,6 +63,7 @@ class Case:
     trained: TrainedMasks
     evidence: tuple[AgeEvidence, ...]
     engine: EngineVerdict | None
+    shared_ids: Int64s
     parity: tuple[Parity, ...] | None = None
 
     @property

@@ -91,7 +91,7 @@ class EngineVerdict(NamedTuple):
 
 
 def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> EngineVerdict:
-    """Hold the engine's log-probabilities against the trainer's; the arguments are those of `offpolicy.trained_ages`."""
+    """Hold the engine's log-probabilities against the trainer's; the arguments are those of `engine_rows`."""
     whole = engine_rows(table, found, train_step)
     faults: list[EngineFault] = []
     judged = dict.fromkeys(("fresh", "aged", "tokens"), 0)

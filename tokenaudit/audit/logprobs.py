@@ -56,7 +56,9 @@ def scan_logprobs(columns: BatchColumns, logprobs: Mapping[str, Logprobs]) -> Ar
     of each kind), `_odd_trained` (trainable odd ones), `_positive`, `_zeros` (trainable tokens in runs of zeros),
     `_zero` (trainable zeros), `_zero_last`, `_zero_first`, `_zero_end` (those at the end of the row, right behind
     masked tokens, and right before them) and `_only_zero` (1 where the only token has 0). Zeros don't count where the
-    other side says that the model was sure. Of the mask, `edges_first` and `edges_end`: places of the last two kinds.
+    other side says that the model was sure, but is not exactly 0 itself; for each of the places, `_both_last` and so on
+    are those that are 0 on both sides, and `_sure_last` and so on those that don't count. Of the mask, `edges_first`
+    and `edges_end`: places of the last two kinds.
     """
     arrays: Arrays = {}
     for name, own in logprobs.items():
@@ -72,7 +74,7 @@ def _of_column(columns: BatchColumns, name: str, logprobs: Logprobs, other: List
     rows, array = columns.rows, columns.batch.columns[name]
     counts = (
         "null", "nan", "inf", "sentinel", "odd_trained", "zeros", "positive", "zero", "zero_last", "zero_first",
-        "zero_end", "only_zero",
+        "zero_end", "only_zero", "both_last", "both_first", "both_end", "sure_last", "sure_first", "sure_end",
     )  # fmt: skip
     arrays: Arrays = {f"{name}_len": col.list_lengths(array, rows)}
     arrays |= {f"{name}_{what}": np.zeros(rows, dtype=np.int64) for what in counts}
@@ -135,12 +137,15 @@ def _count_zeros(arrays: Arrays, name: str, zeros: Int64s, own: Lists, mask: Lis
     counted = is_trained & ~is_above_0
     last = zeros == ends[owner] - 1
     count("zero", counted)
-    count("zero_last", counted & last)
+    places = {"last": last}
     if trained is not None:
         first = zeros == (ends - lengths)[owner]
         behind, before = (np.clip(zeros + step, 0, len(trained) - 1) for step in (-1, 1))
-        count("zero_first", counted & ~first & ~trained[behind])
-        count("zero_end", counted & ~last & ~trained[before])
+        places |= {"first": ~first & ~trained[behind], "end": ~last & ~trained[before]}
+    for place, where in places.items():
+        count(f"zero_{place}", counted & where)
+        count(f"both_{place}", counted & is_sure & where)
+        count(f"sure_{place}", is_trained & is_above_0 & where)
 
 
 def _in_long_runs(positions: Int64s, owner: Int64s) -> Bools:

@@ -54,7 +54,7 @@ class PutRuns:
         self._response[self.rows] = np.arange(len(self.rows))
 
     def same_ids(self) -> Bools:
-        """Rows without `prior_len` whose token ids begin with those of their put before, of shape [rows]."""
+        """Rows whose token ids begin with those of their put before, of shape [rows]."""
         return self._verdict(SAME) & (self._table.previous >= 0)
 
     def kept(self) -> Int64s:

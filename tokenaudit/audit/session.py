@@ -16,6 +16,7 @@ from tokenaudit.audit.explained import explain
 from tokenaudit.audit.files import FileFacts, open_for_audit, without_damage
 from tokenaudit.audit.findings import Findings
 from tokenaudit.audit.offpolicy import age_evidence
+from tokenaudit.audit.prefixes import shared_prefixes
 from tokenaudit.audit.puts import PutRuns
 from tokenaudit.audit.replayed_run import ReplayedRun, follow
 from tokenaudit.audit.report import AuditReport, RuleRun
@@ -178,6 +179,7 @@ def _replayed(read: _Read, config: Config | None) -> Case:
         trained=trained_masks(files.readable, table, run, takes) if run else TrainedMasks(),
         evidence=age_evidence(found, step) if found is not None else (),
         engine=judged_engine(table, found, step) if found is not None else None,
+        shared_ids=shared_prefixes(files.log, table, puts),
     )
 
 

@@ -30,7 +30,7 @@ RESTARTED_SHARE = 0.3
 RESTARTED_TOKENS = 1_000
 """Tokens produced below which a share says nothing."""
 
-_ABORTED = STATUS_CODE[Status.ABORTED]
+_ABORTED, _COMPLETED = STATUS_CODE[Status.ABORTED], STATUS_CODE[Status.COMPLETED]
 _EXPIRED = STATUS_CODE[Status.EXPIRED]
 
 
@@ -95,6 +95,7 @@ def _prompts_mixed(case: Case, findings: Findings) -> None:
     """Later segments of a rollout have the earlier ones in their prompt, so only first ones count.
 
     Turns of a conversation that are rollouts of their own aren't mixed either: see `_of_conversations`.
+    Some engines count as prompt what a response has already when it goes on: that mixes no prompts.
     """
     table = case.table
     rows = np.flatnonzero(table.is_put & (table.segment == 0) & table.present("prompt_len"))
@@ -102,11 +103,12 @@ def _prompts_mixed(case: Case, findings: Findings) -> None:
     if len(rows) == 0:
         return
     prompt, begins = table["prompt_len"][rows], np.flatnonzero(np.diff(table.put_event[rows], prepend=-2))
-    shortest, longest = (extreme.reduceat(prompt, begins) for extreme in (np.minimum, np.maximum))
-    is_mixed = shortest != longest
+    own = prompt - np.where(table.present("prior_len"), table["prior_len"], 0)[rows]
+    differs = [np.minimum.reduceat(one, begins) != np.maximum.reduceat(one, begins) for one in (prompt, own)]
+    is_mixed = np.logical_and(*differs)
     for code in range(len(table.tasks)):
-        own = np.flatnonzero(table["task"][rows[begins]] == code)
-        is_mixed[own[_of_conversations(table, rows, begins, is_mixed, own)]] = False
+        of_task = np.flatnonzero(table["task"][rows[begins]] == code)
+        is_mixed[of_task[_of_conversations(table, rows, begins, is_mixed, of_task)]] = False
     mixed = np.repeat(is_mixed, np.diff(np.append(begins, len(rows))))
 
     def message(own: Int64s) -> str:
@@ -167,7 +169,8 @@ def _prefix_changed(case: Case, findings: Findings) -> None:
 def _changed_prefixes(case: Case) -> tuple[Bools, Bools]:
     """Put rows whose kept ids can be compared with the put before, and where they differ.
 
-    By fingerprints of the first `prior_len` ids; without it, where versions older than the put's say that all was kept.
+    By fingerprints of the first `prior_len` ids, or by the ids where the put before had another number; without
+    `prior_len`, where versions older than the put's say that all was kept.
     """
     table = case.table
     before = np.maximum(table.previous, 0)
@@ -176,6 +179,9 @@ def _changed_prefixes(case: Case) -> tuple[Bools, Bools]:
     has_prior = table.present("prior_len")
     compared = both & has_prior & (table["prior_len"] > 0) & (table["prior_len"] == table["tokens"][before])
     changed = compared & (table["ids_prior_print"] != table["ids_print"][before])
+    told = (case.shared_ids >= 0) & (table["prior_len"] > 0) & (table["status"][before] != _COMPLETED)
+    compared |= told
+    changed |= told & (case.shared_ids < np.minimum(table["prior_len"], table["tokens"][before]))
     older = both & ~has_prior & (table["newest"][before] < table["model_step"])
     rows = np.flatnonzero(older & (table["tokens"] >= table["tokens"][before]))
     rows = rows[case.readable.begins_with(rows, before[rows])]
@@ -185,7 +191,8 @@ def _changed_prefixes(case: Case) -> tuple[Bools, Bools]:
 
 
 @rule("E008", "prefix-lost", Severity.WARNING,
-      "A response that was aborted again lost tokens that it had at an earlier put, though partial rollout is on.",
+      "A response that was aborted again, or goes on from a part, lost tokens that it had at an earlier put, though "
+      "partial rollout is on.",
       "Keep what a response has when an abort answers with nothing or with the last round only.",
       "prior_len|response_ids|response_model_steps", Fact.READABLE)  # fmt: skip
 def _prefix_lost(case: Case, findings: Findings) -> None:
@@ -193,12 +200,16 @@ def _prefix_lost(case: Case, findings: Findings) -> None:
     again, lost = _lost_tokens(case)
     findings.add_checked(int(again.sum()), "aborted responses put again")
     goes_on = np.array([_goes_on(case, code, again, lost) for code in range(len(table.tasks))] or [False])
+    # what is completed with nothing of the put before began again, which is no loss by itself
+    is_part = (table["status"] == _ABORTED) | (case.readable.kept() > 0)
     # Versions that are filled in don't show what is kept; V031 reports that.
-    where = again & (lost > 0) & (table["status"] == _ABORTED) & goes_on[table["task"]] & ~filled_in(case)
-    findings.add_extent(
-        where,
-        lambda rows: f"aborted again without {plural(int(lost[rows].sum()), 'token')} that the put before had",
-    )  # fmt: skip
+    where = again & (lost > 0) & is_part & goes_on[table["task"]] & ~filled_in(case)
+
+    def message(rows: Int64s) -> str:
+        what = "aborted again" if (table["status"][rows] == _ABORTED).all() else "put again"
+        return f"{what} without {plural(int(lost[rows].sum()), 'token')} that the put before had"
+
+    findings.add_extent(where, message)
 
 
 @rule("E009", "restarted-tokens", Severity.WARNING,
@@ -227,8 +238,9 @@ def _lost_tokens(case: Case) -> tuple[Bools, Int64s]:
     again &= table["status"] != _EXPIRED
     again &= ~_too_old(case, before)
     again &= ~sampled_between(case, again, Status.EXPIRED) & ~_changed_prefixes(case)[1]
-    lost = np.where(again, np.maximum(table["tokens"][before] - case.readable.kept(), 0), 0)
-    return again, lost
+    # whatever prior_len says, nothing is lost where the ids are there
+    kept = np.maximum(case.readable.kept(), case.shared_ids)
+    return again, np.where(again, np.maximum(table["tokens"][before] - kept, 0), 0)
 
 
 def _too_old(case: Case, before: Int64s) -> Bools:

@@ -24,6 +24,8 @@ LIKELY_END_SHARE = 0.25
 """Share from which on an id is likely the end, if hardly any row holds it before: so many others may be cut off."""
 OTHER_END_SHARE = 0.02
 """Share from which on another last id is an end too, such as a second end token; cut-off responses end anywhere."""
+FURTHER_END_ROWS, MOST_FURTHER_ENDS = 5, 2
+"""Rows that end in a rarer end token, and how many of these there may be beside the usual one; more are words."""
 INSIDE_SHARE = 0.1
 """Share of the rows with the commonest last id that also hold it before: above it, the id is a word, not an end."""
 LIKELY_INSIDE_SHARE = 0.01
@@ -110,12 +112,20 @@ def _cut_called_stop(case: Case, findings: Findings) -> None:
         most_inside = INSIDE_SHARE if share >= END_SHARE else LIKELY_INSIDE_SHARE
         if len(of_one_turn) and table["ids_last_before"][of_one_turn].mean() > most_inside:
             continue
-        others = ends[counts < max(OTHER_END_SHARE * len(rows), 2)]
+        others = ends[(counts < max(OTHER_END_SHARE * len(rows), 2)) & ~_further_ends(table, rows, ends)]
         cut = rows[np.isin(last, others)]
         if len(cut) >= CUT_ROWS and len(others) > 1:
             text = f"{100 * share:.1f} % of {len(rows):,} responses that say stop end in the id {end}, these in others"
             level = Severity.ERROR if share >= END_SHARE else Severity.WARNING
             findings.add_extent(cut, f"{text}: cut off, but called stop", level)
+
+
+def _further_ends(table: LogTable, rows: Int64s, ends: Int64s) -> Bools:
+    """Which of the last ids are rare ends: a few that several rows end in, and that none of these holds before."""
+    index = np.searchsorted(ends, table["ids_last"][rows])
+    before = np.bincount(index, table["ids_last_before"][rows], minlength=len(ends))
+    is_end = (np.bincount(index, minlength=len(ends)) >= FURTHER_END_ROWS) & (before == 0)
+    return is_end if np.count_nonzero(is_end) <= MOST_FURTHER_ENDS + 1 else np.zeros(len(ends), dtype=np.bool_)
 
 
 def _all_trained(table: LogTable) -> Bools:

@@ -7,6 +7,7 @@ import numpy as np
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.engine import Fault
 from tokenaudit.audit.findings import Findings
+from tokenaudit.audit.logprobs import SURE_LOGPROB
 from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.audit.table import LogTable
 from tokenaudit.corrections.logprobs import BOTH
@@ -14,12 +15,14 @@ from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools
 from tokenaudit.log.digest import STATUS_CODE
 
-_COMPLETED = STATUS_CODE[Status.COMPLETED]
+_COMPLETED, _ABORTED = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.ABORTED]
 _PLACE_SHARE, _PLACE_TIMES = 0.05, 10
 """Share of zeros at a place, and how many times that of all other tokens, from which on they aren't chance."""
 _LEAST_ZEROS = 5
 """Zeros at a place, from which on its share is looked at."""
 _LEAST_STAND_INS = 5
+_SURE_SHARE = 0.1
+"""Sure tokens, as values near 0 show them, per zero that both sides have, from which on these are sure too."""
 
 
 def _add_faults_of_engine(case: Case, findings: Findings, kind: Fault, checked: str) -> None:
@@ -73,16 +76,14 @@ def _engine_ratio_off(case: Case, findings: Findings) -> None:
     _add_faults_of_engine(case, findings, Fault.RATIO, "fresh")
 
 
-_PLACES = {
-    "last": "the last token of completed responses",
-    "first": "the first token behind masked ones",
-    "end": "the last token before masked ones",
-}
-_PLACE_CAUSES = {
-    "last": "an end token that was appended has no log-probability of the engine",
-    "first": "the mask seems to begin a token too early",
-    "end": "the mask seems to end a token too late",
-}
+_APPENDED = "an end token that was appended has no log-probability of the engine"
+_PLACES = (
+    ("last", _COMPLETED, "the last token of completed responses", _APPENDED),
+    ("last", _ABORTED, "the last token of aborted responses without masked tokens", _APPENDED),
+    ("first", None, "the first token behind masked ones", "the mask seems to begin a token too early"),
+    ("end", None, "the last token before masked ones", "the mask seems to end a token too late"),
+)
+"""Places, the status of the rows whose places are looked at, what they are, and what zeros there come from."""
 
 
 @rule("P006", "logprob-zero-by-place", Severity.WARNING,
@@ -98,26 +99,37 @@ def _logprob_zero_by_place(case: Case, findings: Findings) -> None:
     for fault in case.engine.faults if case.engine else ():
         if fault.kind is Fault.SHIFTED:
             counted[fault.rows] = False
+    # what is aborted within tool output has zeros at its end where the mask is shifted
+    masked = (table["mask_len"] >= 0) & (table["mask_ones"] < table["tokens"])
     for task in range(len(table.tasks)):
-        for place, what in _PLACES.items():
-            own = counted & (table["task"] == task) & (done if place == "last" else True)
+        for place, status, what, reason in _PLACES:
+            own = counted & (table["task"] == task) & (status is None or table["status"] == status)
+            own &= ~masked if status == _ABORTED else True
             found = {name: _zeros_at(table, name, own, place) for name in BOTH}
             texts = [f"{name} in {text}" for name, (_, text) in found.items() if text]
             if texts:
                 rows = np.logical_or.reduce([where for where, text in found.values() if text])
-                text = f"log-probabilities are exactly 0 at {what} ({', '.join(texts)}): {_PLACE_CAUSES[place]}"
-                findings.add_extent(rows, text, cause=place)
+                text = f"log-probabilities are exactly 0 at {what} ({', '.join(texts)}): {reason}"
+                findings.add_extent(rows, text, cause=place if status in (None, _COMPLETED) else f"{place}, aborted")
 
 
 def _zeros_at(table: LogTable, name: str, rows: Bools, place: str) -> tuple[Bools, str]:
-    """Rows with zeros of a column at a place, and how many places these are; no text where that is as elsewhere."""
-    zeros, edges = table[f"{name}_zero_{place}"], ("edges_first", "edges_end")
+    """Rows with zeros of a column at a place, and how many places these are; no text where that is as elsewhere.
+
+    Where a model is sure of what stands at a place, rounding makes some of its values exactly 0 and leaves others near
+    it: zeros of both sides don't count then.
+    """
+    edges = ("edges_first", "edges_end")
     if f"{name}_len" not in table:
         return np.zeros(table.rows, dtype=np.bool_), ""
     rows = rows & (table[f"{name}_len"] == table["tokens"])
+    zeros, both = table[f"{name}_zero_{place}"], table[f"{name}_both_{place}"]
+    sure = sum(int(table[f"{one}_sure_{place}"][rows].sum()) for one in BOTH if f"{one}_len" in table)
+    if sure >= _SURE_SHARE * both[rows].sum():
+        zeros = zeros - both
     trained = np.where(table["mask_len"] >= 0, table["mask_ones"], table["tokens"])[rows]
     inside = int(trained.sum() - len(trained) - sum(table[name][rows].sum() for name in edges))
-    at_places = sum(table[f"{name}_zero_{one}"][rows].sum() for one in _PLACES)
+    at_places = sum(table[f"{name}_zero_{one}"][rows].sum() for one in ("last", "first", "end"))
     usual = max(int(table[f"{name}_zero"][rows].sum() - at_places), 0) / max(inside, 1)
     count, of = int(zeros[rows].sum()), int(rows.sum() if place == "last" else table[f"edges_{place}"][rows].sum())
     if count < max(_LEAST_ZEROS, _PLACE_SHARE * of, _PLACE_TIMES * usual * of):
@@ -135,10 +147,15 @@ def _stand_in_rows(case: Case, findings: Findings) -> None:
     single &= (table["ids_len"] == 1) & table["ids_whole"]
     findings.add_checked(int(single.sum()), "completed responses of one token")
     where = single & (table["logprobs_only_zero"] > 0)
+    nearly = single & (table["logprobs_sum"] > SURE_LOGPROB) & (table["logprobs_sum"] < 0)
     pairs, inverse = np.unique(np.stack([table["task"][where], table["ids_last"][where]]), axis=1, return_inverse=True)
     rows = np.flatnonzero(where)
     for number, token_id in enumerate(pairs[1].tolist()):
         own = rows[inverse.reshape(-1) == number]
+        same = nearly & (table["task"] == pairs[0, number]) & (table["ids_last"] == token_id)
+        if np.count_nonzero(same) >= _SURE_SHARE * len(own):
+            # an answer that the model is sure of
+            continue
         if len(np.unique(table["rollout_id"][own])) >= _LEAST_STAND_INS:
             text = f"completed with the one token {token_id} and a log-probability of exactly 0: no engine returned it"
             findings.add_extent(own, f"{text}, it stands in for a response", cause=f"id {token_id}")
