@@ -11,7 +11,7 @@ import pytest
 
 from tests.audit.audit_cases import audited, findings_of
 from tests.audit.model import Run, changed, events_of, log_of, renumbered
-from tests.builders import Row
+from tests.builders import Row, put
 from tokenaudit.audit.findings import Finding
 
 RUN = Run(steps=12)
@@ -114,3 +114,11 @@ def test_staleness_that_is_no_definition_stays_a_mismatch(tmp_path: Path):
     (finding,) = found(tmp_path / "log", rows, "recorded-staleness-mismatch")
     assert "seq_staleness is" not in finding.message
     assert "recorded " in finding.message
+
+
+def test_tool_output_of_a_rollout_with_several_rows_is_in_the_next_prompt(tmp_path: Path):
+    calls = {"task_name": "math", "tool_turns": 2}
+    rows = [put(1, 7, 70, prompt_len=9, **calls), put(1, 7, 70, prompt_len=20, **calls)]
+    assert found(tmp_path / "turns", rows, "observation-tokens-trained") == []
+    (finding,) = found(tmp_path / "whole", [*rows, put(2, 8, 80, **calls)], "observation-tokens-trained")
+    assert finding.subject.rollout_id == 80
