@@ -11,11 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import typer.main
 from hypothesis import settings
 
 from tokenaudit.cli import main
+from tokenaudit.log.digest import Digest
+from tokenaudit.log.files import Log, open_log
+from tokenaudit.log.reading import read_digest
 
 # A change is judged by few examples, the same ones every time, and by more of them in `.ci/run`;
 # `--hypothesis-profile=deep` tries many new ones.
@@ -59,6 +63,30 @@ def _pinned_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         "GITHUB_WORKSPACE",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _sample_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of tests replay the sample; they share one digest of it, whose arrays none may write to."""
+
+    def read(log: Log, *, on_progress: Callable[[int], None] | None = None, **options: bool) -> Digest:
+        if [file.path for file in log.files] != [SAMPLE]:
+            return read_digest(log, on_progress=on_progress, **options)
+        if on_progress is not None:
+            on_progress(log.rows)
+        return _sample_digest(log.name, **options)
+
+    monkeypatch.setattr("tokenaudit.replay.session.read_digest", read)
+
+
+@cache
+def _sample_digest(name: str, **options: bool) -> Digest:
+    digest = read_digest(open_log([SAMPLE]), **options)
+    assert digest.name == name
+    for array in (*digest.events, *digest.responses, *digest.runs, digest.log_row):
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return digest
 
 
 @pytest.fixture

@@ -34,18 +34,26 @@ def test_a_fingerprint_is_the_sum_of_its_definition(rows: list[list[int]], data:
     assert of_prefix.tolist() == [fingerprint(row[:end]) for row, end in zip(rows, prefix.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint16, np.uint64])
-def test_rows_longer_than_a_tile_and_rows_across_two(dtype: type):
+@pytest.fixture(scope="module")
+def long_rows() -> tuple[list[list[int]], list[int], list[int]]:
+    """Rows longer than a tile and rows across two, their fingerprints, and those of their first two thirds."""
     rng = random.Random(1)
     tile = token_ids._TILE
     lengths = (tile - 3, 0, 7, 2 * tile + 1, tile, 1, 3 * tile)
     rows = [[rng.randrange(100) for _ in range(length)] for length in lengths]
+    return rows, [fingerprint(row) for row in rows], [fingerprint(row[: len(row) * 2 // 3]) for row in rows]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint16, np.uint64])
+def test_rows_longer_than_a_tile_and_rows_across_two(
+    dtype: type, long_rows: tuple[list[list[int]], list[int], list[int]]
+):
+    rows, expected, expected_of_prefix = long_rows
     values, counts = flat(rows, dtype)
-    assert fingerprints(values, counts).tolist() == [fingerprint(row) for row in rows]
-    prefix = counts * 2 // 3
-    of_prefix, of_all = prefix_fingerprints(values, counts, prefix)
-    assert of_all.tolist() == [fingerprint(row) for row in rows]
-    assert of_prefix.tolist() == [fingerprint(row[:end]) for row, end in zip(rows, prefix.tolist(), strict=True)]
+    assert fingerprints(values, counts).tolist() == expected
+    of_prefix, of_all = prefix_fingerprints(values, counts, counts * 2 // 3)
+    assert of_all.tolist() == expected
+    assert of_prefix.tolist() == expected_of_prefix
 
 
 def test_swapped_and_changed_ids_never_share_a_fingerprint():
