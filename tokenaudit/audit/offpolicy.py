@@ -61,7 +61,9 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
     counted = (age >= 0) & (found.tokens > 0)
     figures = (found.tokens, found.delta, found.abs_delta, found.ratio, found.squared_ratio, found.outside)
     by_age = Grouping(age[counted], AGES)
-    tokens, delta, abs_delta, ratio, squared_ratio, outside = by_age.sums(np.stack(figures)[:, counted])
+    tokens, delta, abs_delta, ratio, squared_ratio, outside = by_age.sums(
+        np.stack(figures).astype(np.float64, copy=False)[:, counted]
+    )
     thousandths = _thousandths(found.samples)
     of_sample = np.repeat(np.where(counted, age, -1), found.sampled)
     weights = np.repeat(found.stride, found.sampled)

@@ -88,7 +88,9 @@ class _Made:
         self._xp = xp
         self._lengths = batch.lengths[responses]
         self._advantage = advantage[responses]
-        self._parts = [part.part(span.start, span.stop) for part in (batch.rollout, batch.trained, batch.mask)]
+        start, stop = span.start, span.stop
+        self._rollout, self._trained = batch.rollout.part(start, stop), batch.trained.part(start, stop)
+        self._mask = batch.mask.part(start, stop)
         self._of_type: dict[str, Tokens] = {}
         self._known: dict[str, Tokens] = {}
 
@@ -96,7 +98,9 @@ class _Made:
         """The tokens as a correction sees them."""
         dtype = asked.dtype
         if dtype not in self._of_type:
-            self._of_type[dtype] = Tokens(self._xp, dtype, self._lengths, *self._parts, self._advantage)
+            self._of_type[dtype] = Tokens(
+                self._xp, dtype, self._lengths, self._rollout, self._trained, self._mask, self._advantage
+            )
         tokens = self._of_type[dtype]
         if not asked.correction.needs_advantage or not np.isnan(self._advantage).any():
             return tokens

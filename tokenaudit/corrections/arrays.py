@@ -106,7 +106,7 @@ class NumpyArrays:
     """The functions in numpy."""
 
     description = "numpy"
-    dtypes = ("float32", "float64")
+    dtypes: Sequence[str] = ("float32", "float64")
     chunk_tokens = 65_536  # several arrays of them fit the caches of a core
 
     def of(self, values: np.ndarray, dtype: str) -> Array:  # noqa: D102 - see the protocol

@@ -160,9 +160,14 @@ def _batch(step: int, pieces: list[_Piece]) -> TakenBatch:
         step,
         joined("entries"),
         joined("lengths"),
-        *(Flat([getattr(piece, name) for piece in pieces]) for name in ("rollout", "trained", "mask")),
+        Flat([piece.rollout for piece in pieces]),
+        Flat([piece.trained for piece in pieces]),
+        Flat([piece.mask for piece in pieces]),
         unjudged,
-        *(joined(name) for name in ("advantage", "rewards", "all_entries", "agentic")),
+        joined("advantage"),
+        joined("rewards"),
+        joined("all_entries"),
+        joined("agentic"),
         added(piece.not_judged for piece in pieces),
     )
 

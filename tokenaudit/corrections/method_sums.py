@@ -29,7 +29,7 @@ from tokenaudit.corrections.result import LimitOverlap, PartFigures, Sign, StepF
 from tokenaudit.corrections.stretches import POSITIONS, Parts
 from tokenaudit.corrections.tokens import Tokens
 from tokenaudit.lifecycle.staleness import token_stale_threshold
-from tokenaudit.log.columns import Floats, Int64s
+from tokenaudit.log.columns import Bools, Floats, Int64s
 
 Key = TypeVar("Key")
 
@@ -64,7 +64,7 @@ class BatchParts(NamedTuple):
     by_sign: Grouping
     task: Int64s
     sign: Int64s
-    has_tokens: Int64s
+    has_tokens: Bools
     masked: Floats
 
 

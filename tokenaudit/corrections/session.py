@@ -110,6 +110,7 @@ def _of_lacking(log: Log, plan: MaskPlan) -> NotJudged:
 def _result(method: Method, why_not: str | None, run: _Run, sync_weights_interval: int) -> MethodResult:
     correction = method.correction
     notes = (*method.notes, _OVER_BATCH) if correction.over_batch else method.notes
+    figures: dict[str, Any] = {"not_run": why_not} if why_not else run.figures(method, sync_weights_interval)
     return MethodResult(
         name=method.name,
         trainer=correction.TRAINER,
@@ -118,7 +119,7 @@ def _result(method: Method, why_not: str | None, run: _Run, sync_weights_interva
         source=correction.SOURCE,
         divides_by=correction.DIVIDES_BY,
         notes=notes,
-        **({"not_run": why_not} if why_not else run.figures(method, sync_weights_interval)),
+        **figures,
     )
 
 

@@ -54,7 +54,9 @@ def stretches_of(plan: MaskPlan, entries: Int64s, lengths: Int64s, train_step: i
     run = np.searchsorted(run_begins, begins, side="right") - 1
     is_behind_first = begins >= (starts + tenth)[response]
     position = is_behind_first.astype(np.int64) + (begins >= last[response])
-    return Stretches(np.append(begins, total), response, ages(own.run_version[run], train_step) + 1, position)
+    return Stretches(
+        np.append(begins, total), response, ages(own.run_version[run].astype(np.int64), train_step) + 1, position
+    )
 
 
 class Parts(NamedTuple):

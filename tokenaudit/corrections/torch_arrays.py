@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ class TorchArrays:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.description = f"torch on {device}"
-        self.dtypes = ("float32",) if device.type == "mps" else ("float32", "float64")
+        self.dtypes: Sequence[str] = ("float32",) if device.type == "mps" else ("float32", "float64")
         self._sum_type = torch.float32 if device.type == "mps" else torch.float64
 
     def of(self, values: np.ndarray, dtype: str) -> Tensor:  # noqa: D102 - see the protocol

@@ -138,7 +138,7 @@ def choose_backend(device: str) -> Backend:
     from tokenaudit.masks.torch_backend import CudaBackend, TorchBackend
 
     if chosen is Chosen.CUDA:
-        return CudaBackend(torch.device("cuda", index))
+        return CudaBackend(torch.device("cuda", index or 0))
     return TorchBackend(torch.device(chosen))
 
 

@@ -176,10 +176,10 @@ def _shape_faults(result: Result) -> Iterator[tuple[str, str]]:
 
 def _corrected_faults(row: RowData) -> Iterator[str]:
     """What is wrong with a row of what a correction does: more that is dropped than there is, or no counts."""
-    counts = [row.get(metric.name) for metric in CORRECTION_METRICS]
-    if not all(map(is_whole, counts)) or not isinstance(row.get(TASKS, {}), dict):
+    tokens, dropped, responses, dropped_whole = (row.get(metric.name, -1) for metric in CORRECTION_METRICS)
+    if not all(map(is_whole, (tokens, dropped, responses, dropped_whole))) or not isinstance(row.get(TASKS, {}), dict):
         yield "it holds something else than counts"
-    elif counts[1] > counts[0] or counts[3] > counts[2]:
+    elif dropped > tokens or dropped_whole > responses:
         yield "more is dropped than there is"
 
 

@@ -122,7 +122,7 @@ def _fan_out_overweight(case: Case, findings: Findings) -> None:
         if len({len(own) for own in by_rollout.values()}) == 1 or not np.isfinite(rewards[rows]).all():
             continue
         per_row = float(np.mean(rewards[rows]))
-        per_rollout = float(np.mean([np.mean(rewards[own]) for own in by_rollout.values()]))
+        per_rollout = float(np.mean([float(np.mean(rewards[own])) for own in by_rollout.values()]))
         if per_row != per_rollout:
             text = f"{len(rows)} rows from {plural(len(by_rollout), 'rollout')}: baseline per row {per_row:.2f}, per"
             texts[int(rows[0])] = f"{text} rollout {per_rollout:.2f}"

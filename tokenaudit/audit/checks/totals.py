@@ -141,7 +141,9 @@ def _denominator_mismatch(case: Case, findings: Findings) -> None:
     step = _taken_at(case)
     for code, task in enumerate(table.tasks):
         own = [one for one in found if one[0].task == task]
-        rows = (table["task"] == code) & np.isin(step, [subject.train_step for subject, _ in own])
+        rows = (table["task"] == code) & np.isin(
+            step, [subject.train_step for subject, _ in own if subject.train_step is not None]
+        )
         findings.add_listed(own, "step", rows=np.flatnonzero(rows))
 
 

@@ -91,21 +91,21 @@ class NemoRl(Correction):
         elif kind == "icepop":
             outside = ~((ratio >= low) & (ratio <= high))
             weight = xp.where(outside, 0.0, ratio)
-        elif kind == "seq-mask-tis":
+        stats: dict[str, Array] = {"count": tokens.count}
+        if outside is not None:
+            stats["outside"] = tokens.count * xp.cast(outside, "int64") if sequence else tokens.count_of(outside)
+        if kind == "seq-mask-tis":
             mean = xp.exp(tokens.log_ratio_sum / tokens.at_least_one)
             kept = (mean >= low) & (mean <= high)
             weight = xp.where(tokens.spread(kept), ratio, 0.0)
             keep = keep & tokens.spread(kept)
-        stats = {"count": tokens.count, "weight": weight if sequence else tokens.sum(weight)}
-        if kind == "seq-mask-tis":
             stats["outside"] = ~kept
-        elif outside is not None:
-            stats["outside"] = tokens.count * xp.cast(outside, "int64") if sequence else tokens.count_of(outside)
+        stats["weight"] = weight if sequence else tokens.sum(weight)
         if sequence:
             weight, outside, at_low, at_high = (
                 None if values is None else tokens.spread(values) for values in (weight, outside, at_low, at_high)
             )
-        if kind == "icepop":
+        if kind == "icepop" and outside is not None:
             keep = keep & ~outside
         if not self.use_importance_sampling_correction:
             weight = tokens.ones

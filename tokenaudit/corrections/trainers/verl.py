@@ -105,11 +105,11 @@ class Verl(Correction):
         threshold = self.rollout_is_threshold
         if not self._weighs or threshold is None:
             return None, math.inf
-        if isinstance(threshold, float):
-            lower, upper = None, threshold
-        else:
+        if isinstance(threshold, str):
             parts = [_number("rollout_is_threshold", part) for part in threshold.strip().split("_", 1)]
             lower, upper = (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
+        else:
+            lower, upper = None, threshold
         if upper <= 0 or (lower is not None and not 0 < lower <= upper):
             raise ValueError(
                 f"rollout_is_threshold: the trainer takes positive bounds, the lower one first, not {threshold}"
