@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tokenaudit.contracts.errors import NOTHING, plural, printable
 from tokenaudit.corrections.result import (
+    AdvantageSource,
     CorrectionsReport,
     LimitOverlap,
     MethodResult,
@@ -214,6 +215,21 @@ def _limits(methods: Sequence[MethodResult]) -> Table:
     return _table("beside a limit on the staleness of tokens", names, rows)
 
 
+def _every_limit(methods: Sequence[MethodResult]) -> Table:
+    """Every limit beside every method that drops something."""
+    rows = [
+        TableRow(
+            [method.name, str(limit.max_token_staleness), *_counted(counts), share_text(limit.both, _either(limit))]
+        )
+        for method in methods
+        if method.totals.dropped
+        for limit in method.staleness
+        for counts in [(limit.both, limit.only_method, limit.only_limit)]
+    ]
+    names = ("max_token_staleness", "both drop", "only the method", "only the limit", "in common")
+    return _table("beside every limit on the staleness of tokens", names, rows)
+
+
 def _between(report: CorrectionsReport, methods: Sequence[MethodResult]) -> Table:
     """The share of dropped tokens that two methods have in common: every pair of a few, else the nearest of each."""
     common: dict[tuple[str, str], str] = {}
@@ -262,6 +278,8 @@ def _further(methods: Sequence[MethodResult]) -> Iterator[Block]:
     yield Gap()
     yield _shares("dropped by position in the response", methods, positions)
     yield Gap()
+    yield _every_limit(methods)
+    yield Gap()
     steps = list(dict.fromkeys(step.train_step for method in methods for step in method.by_step))
     shares = [{step.train_step: _dropped(step.counts) for step in method.by_step} for method in methods]
     columns = [TableColumn("step", is_label=True), *(TableColumn(method.name, free_text=True) for method in methods)]
@@ -297,6 +315,8 @@ def _caveats(report: CorrectionsReport) -> Iterator[str]:
         }
         said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         yield f"{plural(left_out.tokens, 'token')} in the loss not judged: {said}"
+    if report.advantage_source in (AdvantageSource.REWARD, AdvantageSource.BOTH):
+        yield f"advantages are: {report.advantage_source}; the log has no `advantage` for these responses"
     if report.unknown_advantages:
         unknown = plural(report.unknown_advantages, "response")
         yield f"the advantage of {unknown} isn't known; record `advantage` or `reward`"
