@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,49 @@ def test_a_method_of_a_file_and_steps_and_tasks(run_cli: Run, tmp_path: Path):
     (method,) = found["methods"]
     assert (method["name"], method["trainer"], method["dtype"], found["steps"]) == ("mine", "trl", "float64", 2)
     assert [step["train_step"] for step in method["by_step"]] == [3, 4]
+
+
+def test_settings_are_shown_under_short_names_and_the_next_command_runs(run_cli: Run, tmp_path: Path):
+    file = tmp_path / "methods.toml"
+    file.write_text('[[method]]\nname = "mine"\ntrainer = "trl"\n')
+    given = (
+        "--methods",
+        file,
+        "--step",
+        "3..4",
+        "-s",
+        "policy.max_staleness=9",
+        "-m",
+        "mine",
+        "-m",
+        ICEPOP,
+        "-m",
+        "slime",
+    )
+    ran = run_cli("corrections", SAMPLE, *given)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert [line.split(" drops ")[0] for line in lines[1:4]] == ["mine", "slime #2", "slime"]
+    assert "slime #2  slime: function=icepop, tis_clip=2.0, tis_clip_low=0.5" in lines
+    assert "mine      trl" in lines
+    out = tmp_path / "masks.parquet"
+    masks = run_cli(*shlex.split(lines[-1].replace("masks.parquet", str(out)))[1:])
+    assert masks.code == 0, masks.err
+    assert pl.read_parquet(out)["train_step"].unique().to_list() == [3, 4]
+
+
+def test_a_note_that_several_methods_share_stands_once(run_cli: Run):
+    notes = [line for line in run_cli("corrections", SAMPLE).out.splitlines() if line.startswith("note: ")]
+    assert len(notes) == len(set(notes))
+    assert any(line.startswith("note: mis, m2po: computed over the whole batch") for line in notes)
+    assert any(line.startswith("note: the log has no `advantage`; its sign is that of the reward") for line in notes)
+
+
+def test_presets_that_do_nothing_say_that_it_is_their_default(run_cli: Run):
+    lines = run_cli("corrections", SAMPLE, "-m", "verl", "-m", "nemo-rl").out.splitlines()
+    assert lines[1] == "verl drops nothing and weighs nothing with its defaults"
+    assert lines[2] == "nemo-rl drops nothing, and all weights are 1 with its defaults"
+    assert lines[-1] == "  tokenaudit help corrections"
 
 
 def test_a_log_without_the_columns_is_not_judged(run_cli: Run):

@@ -129,3 +129,26 @@ def test_a_wrong_file_is_refused_with_what_to_do(tmp_path: Path, text: str, said
 
 def test_a_file_that_is_not_there(tmp_path: Path):
     assert "can't read the methods" in refused([], tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *WELL_KNOWN.values(),
+        "areal: rejection_sampling.level=token, rejection_sampling.upper=3.0",
+        "areal: rejection_sampling={}",
+        'roll: filters=[{enabled=true, agg_type="sequence"}], is_weight={enabled=true}',
+        "xtuner: rollout_is_threshold=[2.0,0.5]",
+        "verl: rollout_rs=token_k1,seq_mean_k2, rollout_rs_threshold=0.5_2.0,0.1",
+        "trl: vllm_importance_sampling_clip_min=null",
+    ],
+)
+def test_a_setting_is_a_method_again(spec: str):
+    (method,) = methods_of([spec])
+    (again,) = methods_of([method.setting])
+    assert again.correction == method.correction
+    assert again.setting == method.setting
+
+
+def test_a_forgotten_colon_is_named():
+    assert "write 'verl: rollout_is=token'" in refused(["verl rollout_is=token"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +23,7 @@ from tokenaudit.cli.options import (
     SetOption,
     TimelineOption,
     VerboseOption,
+    command_text,
     note_config,
     output_option,
     run_request,
@@ -99,12 +100,20 @@ def corrections(
     corrected = corrections_of_log(request, asked, arrays, selection=selection)
     note_config(corrected.settings, request)
     streams.show_notices(corrected.notices)
-    emit(_renderers(corrected.report, [str(path) for path in log], verbose), format_, outputs)
+    again = [] if methods is None else ["--methods", str(methods)]
+    again += [] if step is None else ["--step", step]
+    again += [part for name in task or () for part in ("--task", name)]
+    again += [] if timeline is None else ["--timeline", timeline.value]
+
+    def next_command(name: str) -> str:
+        return command_text(request, ["mask", *map(str, log), "--correction", name, *again, "-o", "masks.parquet"])
+
+    emit(_renderers(corrected.report, next_command, verbose), format_, outputs)
     if not any(one.not_run is None for one in corrected.report.methods):
         raise typer.Exit(2)
 
 
-def _renderers(report: CorrectionsReport, log: Sequence[str], verbose: bool) -> Renderers:
+def _renderers(report: CorrectionsReport, next_command: Callable[[str], str], verbose: bool) -> Renderers:
     from tokenaudit.cli.output import in_render
     from tokenaudit.render.blocks import json_lines
     from tokenaudit.render.console import console_text
@@ -113,9 +122,9 @@ def _renderers(report: CorrectionsReport, log: Sequence[str], verbose: bool) -> 
     from tokenaudit.render.markdown import markdown_text
 
     return {
-        "table": lambda terminal: console_text(corrections_blocks(report, log, verbose=verbose), terminal),
+        "table": lambda terminal: console_text(corrections_blocks(report, next_command, verbose=verbose), terminal),
         "json": lambda _: corrections_json(report),
-        "markdown": lambda _: markdown_text(corrections_blocks(report, log, verbose=verbose)),
+        "markdown": lambda _: markdown_text(corrections_blocks(report, next_command, verbose=verbose)),
         "csv": lambda _: corrections_csv(report),
         "jsonl": lambda _: json_lines(corrections_rows(report)),
         "parquet": lambda _: in_render("frames.parquet_of_rows")(ROW_COLUMNS, corrections_rows(report)),

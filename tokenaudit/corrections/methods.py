@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tokenaudit.config.toml import dotted, parse_toml, shown
-from tokenaudit.contracts.errors import ConfigError, Problem, TokenauditError, UsageError, nearest_hint
+from tokenaudit.contracts.errors import ConfigError, Problem, TokenauditError, UsageError, nearest_hint, printable
 from tokenaudit.contracts.files import read_bounded
 from tokenaudit.corrections.arrays import Arrays
 from tokenaudit.corrections.correction import Correction, Dtype
@@ -26,7 +26,7 @@ WELL_KNOWN: Mapping[str, str] = {
     "mis": "slime-mis: tis_mode=mask, use_rs=false",
     "geometric-mask": "skyrl: sequence_mask_metric=geometric",
     "product-mask": "trl",
-    "veto": "slime-mis: rs_level=geometric, rs_lower_bound=0.99, rs_upper_bound=1.01, rs_veto_threshold=1e-4",
+    "veto": "skyrl: outlier_token_is_threshold_low=1e-4, outlier_token_is_threshold_high=100",
     "k1": "verl: rollout_rs=token_k1, rollout_rs_threshold=0.5_2.0",
     "k2": "verl: rollout_rs=seq_mean_k2, rollout_rs_threshold=0.02",
     "k3": "verl: rollout_rs=seq_mean_k3, rollout_rs_threshold=0.01",
@@ -58,6 +58,13 @@ class Method:
     correction: Correction
     dtype: Dtype
     notes: tuple[str, ...]
+
+    @property
+    def setting(self) -> str:
+        """The preset and the options that were given, as `methods_of` reads them."""
+        options = self.correction.model_dump(mode="json", exclude_unset=True)
+        text = ", ".join(_written(options))
+        return f"{self.correction.TRAINER}: {text}" if text else self.correction.TRAINER
 
     def why_not(self, columns: Collection[str], xp: Arrays) -> str | None:
         """Why it can't be run at all on a log with these columns, on a device; None: it can."""
@@ -159,6 +166,27 @@ def _value(text: str) -> tuple[Any, str]:
     return value, ""
 
 
+def _written(options: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Options as `KEY=VALUE`, those of tables dotted."""
+    for name, value in options.items():
+        if isinstance(value, dict) and value:
+            yield from _written(value, f"{above}{name}.")
+        else:
+            is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) and _value(value)[0] == value
+            yield f"{above}{name}={value if is_word else _toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items() if inner is not None) + "}"
+        case list():
+            return f"[{', '.join(map(_toml, value))}]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
 def _method(
     name: str,
     trainer: str,
@@ -170,7 +198,11 @@ def _method(
 ) -> Method:
     preset = trainer.replace("_", "-")
     if ALIASES.get(preset, preset) not in TRAINERS:
-        hint = nearest_hint(trainer, [*(others or ()), *TRAINERS, *WELL_KNOWN], "presets")
+        first, _, rest = trainer.partition(" ")
+        if first in TRAINERS and "=" in rest:
+            hint = f"write '{first}: {printable(rest.strip())}'"
+        else:
+            hint = nearest_hint(trainer, [*(others or ()), *TRAINERS, *WELL_KNOWN], "names")
         raise UsageError(Problem(f"there is no method {shown(trainer)}", source, hint))
     kind = correction_class(preset)
     try:

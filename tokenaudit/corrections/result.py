@@ -172,6 +172,7 @@ class MethodResult:
 
     Attributes:
         name: its name here, unlike those of the others.
+        setting: the preset and the options that were given, as `--method` takes them.
         trainer: the preset of the trainer.
         dtype: the type it was computed in.
         options: all options, under the trainer's names, as resolved.
@@ -197,6 +198,7 @@ class MethodResult:
     """
 
     name: str
+    setting: str
     trainer: str
     dtype: str
     options: Mapping[str, Any]

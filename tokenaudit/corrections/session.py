@@ -30,7 +30,7 @@ from tokenaudit.replay.open_loop import timeline_of
 from tokenaudit.replay.request import Paths, RunOptions, RunRequest
 from tokenaudit.replay.session import load_log, no_collections
 
-_OVER_BATCH = "looks at the whole batch of a step at once; a trainer with micro-batches looks at each of them by itself"
+_OVER_BATCH = "computed over the whole batch of a step; a trainer with micro-batches computes it over each of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ def _result(method: Method, why_not: str | None, run: _Run, sync_weights_interva
     figures: dict[str, Any] = {"not_run": why_not} if why_not else run.figures(method, sync_weights_interval)
     return MethodResult(
         name=method.name,
+        setting=method.setting,
         trainer=correction.TRAINER,
         dtype=method.dtype,
         options=correction.model_dump(mode="json"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tokenaudit.contracts.errors import NOTHING, plural, printable
 from tokenaudit.corrections.result import (
@@ -16,21 +16,21 @@ from tokenaudit.corrections.result import (
     Sign,
     TokenCounts,
 )
+from tokenaudit.lifecycle.staleness import token_stale_threshold
 from tokenaudit.render.blocks import (
     COLUMNS_HINT,
     Block,
     Command,
     Fit,
-    Form,
     Gap,
     Heading,
     Lines,
+    Pairs,
     Paragraph,
     Table,
     TableColumn,
     TableRow,
     Tone,
-    only,
     share_text,
 )
 
@@ -38,19 +38,27 @@ _MOST_AGES = 8
 _MOST_MATRIX = 8
 """Methods of which every pair is shown."""
 _LONGEST_HEADING = 20
+_TOTALS = (
+    "share", "dropped", "dropped whole", "tokens in loss", "loss divides by", "kept", "responses", "masked before",
+)  # fmt: skip
+_WEIGHTS = ("mean", "effective", "at upper bound", "largest", "p95", "p5", "p50", "at lower bound")
+"""Columns that a narrow terminal keeps longest first."""
 
 
-def corrections_blocks(report: CorrectionsReport, log: Sequence[str], *, verbose: bool = False) -> Iterator[Block]:
+def corrections_blocks(
+    report: CorrectionsReport, next_command: Callable[[str], str], *, verbose: bool = False
+) -> Iterator[Block]:
     """An answer per method, then totals, ages, staleness limits, and further parts of the tokens.
 
     Args:
         report: the report.
-        log: paths of the log, for the command to try next.
+        next_command: the command that writes the masks of a method, by its name.
         verbose: also signs, positions and steps, and what the trainers log.
     """
     yield Heading("tokenaudit corrections", _title(report))
-    ran = [method for method in report.methods if method.not_run is None]
-    yield Lines([_answer(method, report) for method in ran], Tone.STRONG)
+    labels = _labels(report.methods)
+    ran = [replace(one, name=labels[one.name]) for one in report.methods if one.not_run is None]
+    yield Lines([*(_answer(method, report) for method in ran), *_not_run(report.methods, labels)], Tone.STRONG)
     yield Gap()
     if ran:
         yield _totals(ran)
@@ -58,54 +66,78 @@ def corrections_blocks(report: CorrectionsReport, log: Sequence[str], *, verbose
         if any(method.weights for method in ran):
             yield _weights([method for method in ran if method.weights])
             yield Gap()
-        yield _ages(ran)
+        yield _ages(ran, report)
         yield Gap()
+    if any(method.totals.dropped for method in ran):
         yield _limits(ran)
         yield Gap()
-    if len(ran) > 1:
-        yield _between(report, ran)
+    if sum(method.totals.dropped > 0 for method in ran) > 1:
+        yield _between(report, labels, [method for method in ran if method.totals.dropped])
         yield Gap()
     if len({task for method in ran for task in method.by_task}) > 1:
         yield _shares("dropped by task", ran, lambda method: method.by_task)
         yield Gap()
     if verbose:
         yield from _further(ran)
-    lines = [f"not run: {method.name}: {method.not_run}" for method in report.methods if method.not_run is not None]
-    lines += [f"note: {note}" for note in (*_caveats(report), *report.notes)]
-    noted = dict.fromkeys((note, method.trainer) for method in ran for note in method.notes)
-    for note, _ in noted:
+    settings = [(labels[one.name], printable(one.setting)) for one in report.methods]
+    if ran and any(label != setting for label, setting in settings):
+        yield Paragraph("the settings, as --method takes them", Tone.FAINT)
+        yield Pairs(settings)
+        yield Gap()
+    lines = [f"note: {note}" for note in (*_caveats(report), *report.notes)]
+    for note in dict.fromkeys(note for method in ran for note in method.notes):
         names = ", ".join(method.name for method in ran if note in method.notes)
         lines.append(f"note: {names}: {note}")
     if lines:
         yield Lines([printable(line) for line in lines], Tone.FAINT)
         yield Gap()
-    if ran:
-        yield from _next(ran, log)
+    yield from _next(report.methods, labels, next_command)
+
+
+def _labels(methods: Sequence[MethodResult]) -> dict[str, str]:
+    """What tables call each method: its name, or the preset alone where that is a text with options."""
+    labels: dict[str, str] = {}
+    for method in methods:
+        short = method.trainer if ":" in method.name else printable(method.name)
+        label, number = short, 1
+        while label in labels.values() or (label != method.name and any(label == one.name for one in methods)):
+            number += 1
+            label = f"{short} #{number}"
+        labels[method.name] = label
+    return labels
 
 
 def _title(report: CorrectionsReport) -> str:
     of = "taken" if report.is_taken else "completed (the log holds no take)"
-    loss = f"{report.in_loss:,} of {report.tokens:,} tokens in the loss"
+    loss = f"{report.in_loss + report.not_judged.tokens:,} of {report.tokens:,} tokens in the loss"
     responses = f"{report.responses:,} responses {of}"
     return printable(f"{report.name} · {plural(report.steps, 'step')} · {responses} · {loss} · {report.device}")
 
 
 def _answer(method: MethodResult, report: CorrectionsReport) -> str:
     """What a method drops, how much of it the config's limit keeps, and which limit comes nearest."""
-    counts = method.totals
+    counts, weights = method.totals, method.weights
+    if counts.dropped == 0:
+        as_is = "" if ":" in method.setting else " with its defaults"
+        if weights is None or weights.effective_share is None:
+            return f"{method.name} drops nothing and weighs nothing{as_is}"
+        if weights.mean == weights.largest == 1:
+            return f"{method.name} drops nothing, and all weights are 1{as_is}"
+        return f"{method.name} drops nothing; its weights leave an effective {100 * weights.effective_share:.1f} %"
     text = f"{method.name} drops {share_text(counts.dropped, counts.in_loss)} of the tokens in the loss"
-    if method.metrics and counts.dropped == 0 and method.weights is None:
-        text = f"{method.name} drops nothing and weighs nothing"
-    elif counts.dropped == 0 and method.weights is not None:
-        effective = method.weights.effective_share
-        text += "" if effective is None else f", and weighs the others down to an effective {100 * effective:.1f} %"
-    if counts.dropped:
-        text += _younger(method, report)
-        nearest = method.nearest_limit
-        if nearest is not None:
-            text += f"; max_token_staleness {nearest.max_token_staleness} comes nearest"
-            text += f" ({share_text(nearest.both, _either(nearest))} in common)"
+    text += _younger(method, report)
+    nearest = method.nearest_limit
+    if nearest is not None:
+        text += f"; max_token_staleness {nearest.max_token_staleness} comes nearest"
+        text += f" ({share_text(nearest.both, _either(nearest))} in common)"
     return printable(text)
+
+
+def _not_run(methods: Sequence[MethodResult], labels: Mapping[str, str]) -> Iterator[str]:
+    """Which methods weren't run, by the reason."""
+    for reason in dict.fromkeys(method.not_run for method in methods if method.not_run is not None):
+        names = ", ".join(labels[method.name] for method in methods if method.not_run == reason)
+        yield printable(f"not run: {names}: {reason}")
 
 
 def _younger(method: MethodResult, report: CorrectionsReport) -> str:
@@ -149,7 +181,7 @@ def _totals(methods: Sequence[MethodResult]) -> Table:
         numbers = (counts.in_loss, counts.kept, counts.dropped)
         others = (counts.already_masked, counts.responses, counts.responses_dropped_whole, method.divisor)
         rows.append(TableRow([method.name, *_counted(numbers), share, *_counted(others)]))
-    return _table("what each method keeps", names, rows, ("share", "dropped", "dropped whole"))
+    return _table("what each method keeps", names, rows, _TOTALS)
 
 
 def _counted(numbers: Sequence[int]) -> list[str]:
@@ -165,7 +197,7 @@ def _weights(methods: Sequence[MethodResult]) -> Table:
         numbers = (weights.mean, weights.p5, weights.p50, weights.p95, weights.largest)
         shares = (weights.at_low, weights.at_high, weights.effective_share)
         rows.append(TableRow([method.name, *map(_number, numbers), *map(_percent, shares)]))
-    return _table("weights of the tokens kept", names, rows, ("mean", "effective", "at upper bound", "largest"))
+    return _table("weights of the tokens kept", names, rows, _WEIGHTS)
 
 
 def _number(value: float | None) -> str:
@@ -178,7 +210,7 @@ def _percent(share: float | None) -> str:
     return "<0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
-def _ages(methods: Sequence[MethodResult]) -> Table:
+def _ages(methods: Sequence[MethodResult], report: CorrectionsReport) -> Table:
     """Shares by age; the oldest ages stand together."""
     ages = sorted({age for method in methods for age in method.by_age})
     alone, old = ages[:_MOST_AGES], ages[_MOST_AGES:]
@@ -189,7 +221,12 @@ def _ages(methods: Sequence[MethodResult]) -> Table:
     rows += [
         TableRow([method.name, *(_share(_picked(method.by_age, group)) for group in groups)]) for method in methods
     ]
-    return _table("dropped by age (staleness in train steps)", names, rows)
+    caption = "dropped by age (staleness in train steps"
+    limits = set(report.max_token_staleness.values())
+    threshold = token_stale_threshold(limits.pop(), report.sync_weights_interval) if len(limits) == 1 else None
+    if threshold is not None:
+        caption += f"; your limit keeps ages up to {threshold - 1}"
+    return _table(f"{caption})", names, rows)
 
 
 def _picked(parts: Mapping[int, PartFigures], keys: Sequence[int]) -> list[PartFigures]:
@@ -230,14 +267,15 @@ def _every_limit(methods: Sequence[MethodResult]) -> Table:
     return _table("beside every limit on the staleness of tokens", names, rows)
 
 
-def _between(report: CorrectionsReport, methods: Sequence[MethodResult]) -> Table:
+def _between(report: CorrectionsReport, labels: Mapping[str, str], methods: Sequence[MethodResult]) -> Table:
     """The share of dropped tokens that two methods have in common: every pair of a few, else the nearest of each."""
     common: dict[tuple[str, str], str] = {}
     nearest: dict[str, tuple[float, str]] = {}
     for pair in report.between:
         either = pair.both + pair.only_first + pair.only_second
         text = share_text(pair.both, either)
-        for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
+        first, second = labels[pair.first], labels[pair.second]
+        for one, other in ((first, second), (second, first)):
             common[one, other] = text
             if either and pair.both and pair.jaccard > nearest.get(one, (0.0, ""))[0]:
                 nearest[one] = (pair.jaccard, other)
@@ -316,18 +354,22 @@ def _caveats(report: CorrectionsReport) -> Iterator[str]:
         said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         yield f"{plural(left_out.tokens, 'token')} in the loss not judged: {said}"
     if report.advantage_source in (AdvantageSource.REWARD, AdvantageSource.BOTH):
-        yield f"advantages are: {report.advantage_source}; the log has no `advantage` for these responses"
+        which = "some responses have" if report.advantage_source is AdvantageSource.BOTH else "the log has"
+        yield f"{which} no `advantage`; its sign is that of the reward less the mean of the group's taken members"
     if report.unknown_advantages:
         unknown = plural(report.unknown_advantages, "response")
         yield f"the advantage of {unknown} isn't known; record `advantage` or `reward`"
 
 
-def _next(methods: Sequence[MethodResult], log: Sequence[str]) -> Iterator[Block]:
-    """How to write the mask of the method that drops most."""
-    most = max(methods, key=lambda method: method.totals.dropped)
-    if most.totals.dropped:
-        yield Paragraph(f"next, to write the masks of {printable(most.name)}:")
-        correction = shlex.quote(most.name)
-        paths = " ".join(map(shlex.quote, log))
-        yield Command(printable(f"  tokenaudit mask {paths} --correction {correction} -o masks.parquet"))
-    yield from only(Form.DOCUMENT)
+def _next(
+    methods: Sequence[MethodResult], labels: Mapping[str, str], next_command: Callable[[str], str]
+) -> Iterator[Block]:
+    """How to write the mask of the method that drops most; else where to read on."""
+    most = max(methods, key=lambda method: method.totals.dropped, default=None)
+    if most is not None and most.totals.dropped:
+        yield Paragraph(f"next, to write the masks of {labels[most.name]}:")
+        yield Command(next_command(most.name))
+    else:
+        of = "how to record what they need" if all(one.not_run is not None for one in methods) else "what can be set"
+        yield Paragraph(f"next, {of}:")
+        yield Command("tokenaudit help corrections")

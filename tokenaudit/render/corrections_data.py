@@ -89,6 +89,7 @@ class MethodJson:
     """A method.
 
     Attributes:
+        setting: the preset and the options that were given, as `--method` takes them.
         options: all options under the trainer's names, as resolved.
         not_run: why it wasn't run; null where it was.
         divisor: tokens that the loss divides by, all steps together.
@@ -97,6 +98,7 @@ class MethodJson:
     """
 
     name: str
+    setting: str
     trainer: str
     dtype: str
     options: dict[str, Any]
@@ -177,7 +179,17 @@ def corrections_json(report: CorrectionsReport) -> str:
 
 
 def _method(method: MethodResult) -> dict[str, Any]:
-    own = ("name", "trainer", "dtype", "source", "divides_by", "not_run", "unknown_advantage_tokens", "divisor")
+    own = (
+        "name",
+        "setting",
+        "trainer",
+        "dtype",
+        "source",
+        "divides_by",
+        "not_run",
+        "unknown_advantage_tokens",
+        "divisor",
+    )
     return {name: getattr(method, name) for name in own} | {
         "options": dict(method.options),
         "notes": list(method.notes),

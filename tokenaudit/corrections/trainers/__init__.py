@@ -9,17 +9,17 @@ from tokenaudit.corrections.correction import Correction
 TRAINERS = {
     "areal": ("areal", "Areal"),
     "miles": ("slime", "Miles"),
+    "nemo-rl": ("nemo_rl", "NemoRl"),
+    "open-instruct": ("open_instruct", "OpenInstruct"),
     "openrlhf": ("openrlhf", "OpenRlhf"),
     "prime-rl": ("prime", "PrimeRl"),
+    "roll": ("roll", "Roll"),
+    "skyrl": ("skyrl", "Skyrl"),
     "slime": ("slime", "Slime"),
     "slime-mis": ("slime", "SlimeMis"),
     "tinker": ("tinker", "Tinker"),
-    "verl": ("verl", "Verl"),
-    "skyrl": ("skyrl", "Skyrl"),
-    "nemo-rl": ("nemo_rl", "NemoRl"),
-    "open-instruct": ("open_instruct", "OpenInstruct"),
-    "roll": ("roll", "Roll"),
     "trl": ("trl", "Trl"),
+    "verl": ("verl", "Verl"),
     "xtuner": ("xtuner", "Xtuner"),
 }
 """Module and class of the correction of each trainer, by the name of its preset."""

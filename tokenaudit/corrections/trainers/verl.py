@@ -95,7 +95,7 @@ class Verl(Correction):
         if self.rollout_rs is None and self.rollout_rs_threshold is not None:
             found.append("rollout_rs_threshold does nothing while rollout_rs is off")
         if any(rejection.lower is not None for rejection in self._rejections()):
-            found.append("k1 bounds rollout over trainer, the inverse of the weight: 0.5_5.0 keeps ratios of 0.2 to 2")
+            found.append("k1 bounds the inverse of the weight, so that 0.5_5.0 would keep weights of 0.2 to 2")
         if not self.bypass_mode and self.loss_type != "ppo_clip":
             found.append("loss_type does nothing while bypass_mode is off")
         return tuple(found)
