@@ -236,3 +236,26 @@ def test_a_file_is_named_once(tmp_path: Path):
     path = text_file(tmp_path, "c.csv", f"step,{A}", "1,4")
     with pytest.raises(UsageError, match="named twice"):
         read(path, path)
+
+
+def test_columns_are_worked_out_once_for_all_rows(tmp_path: Path):
+    asked: list[str] = []
+
+    def is_wanted(name: str) -> bool:
+        asked.append(name)
+        return NAMES.known(name) is not None
+
+    lines = [json.dumps({"step": step, A: 1} | ({B: 2} if step % 2 else {})) for step in range(500)]
+    (first, second) = read_curves([text_file(tmp_path, "c.jsonl", *lines)], is_wanted).wanted
+    assert (len(first.steps), len(second.steps)) == (500, 250)
+    assert len(asked) == 2
+
+
+def test_a_hint_cuts_names_that_nobody_reads(tmp_path: Path):
+    name = "x" * 5_000
+    (problem,) = CurveNames({name: "taken_tokens"}).unused([], ["y" * 5_000, "z"])
+    assert "y" * 200 + "…, z" in problem.hint
+    assert len(problem.hint) + len(problem.where or "") < 500
+    with pytest.raises(UsageError) as raised:
+        CurveNames({name: name})
+    assert all(len(problem.where or "") < 500 for problem in raised.value.problems)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tokenaudit.audit.curve_definitions import DEFINITIONS
 from tokenaudit.audit.curve_points import STEP
 from tokenaudit.contracts import metrics as m
-from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint, shown
+from tokenaudit.contracts.errors import Problem, UsageError, nearest_hint, shortened, shown
 
 
 class KnownCurve(NamedTuple):
@@ -127,7 +127,7 @@ class CurveNames:
 
     def __init__(self, mapped: Mapping[str, str]) -> None:
         problems = [
-            Problem(f"{shown(ours)} is no series of a log", f"--map {theirs}={ours}", _hint(ours))
+            Problem(f"{shown(ours)} is no series of a log", _option(theirs, ours), _hint(ours))
             for theirs, ours in mapped.items()
             if ours not in DEFINITIONS and ours != STEP
         ]
@@ -150,10 +150,14 @@ class CurveNames:
         """Curves that the user mapped and no file has, given those that were read and those that weren't."""
         found = {form for name in names for form in _forms(name)}
         return [
-            Problem(f"the curves have no {shown(name)}", f"--map {name}={ours}", nearest_hint(name, others, "curves"))
+            Problem(f"the curves have no {shown(name)}", _option(name, ours), nearest_hint(name, others, "curves"))
             for name, ours in self._mapped.items()
             if name not in found
         ]
+
+
+def _option(theirs: str, ours: str) -> str:
+    return f"--map {shortened(theirs)}={shortened(ours)}"
 
 
 def _hint(ours: str) -> str:

@@ -22,6 +22,8 @@ MOST_POINTS = 5_000_000
 """Values that are kept of all curves together, and rows of a Parquet file; no run has that many steps."""
 MOST_NAMES = 10_000
 """Names of curves that are remembered."""
+_MOST_HEADERS = 100
+"""Sets of columns that are remembered; lines of JSON have several."""
 STEP = "train_step"
 """What `--map COLUMN=train_step` calls the column of steps."""
 STEP_COLUMNS = (
@@ -68,6 +70,35 @@ class _Points:
     gaps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What the columns of a table are.
+
+    Attributes:
+        long: those of tags and values of a table with a row per step and tag; None for a wide one.
+        curves: of a wide table, the columns of curves that are read, and their names.
+        steps: columns of steps by their name in lower case; the one that the user named by "".
+    """
+
+    long: tuple[str, str] | None
+    curves: tuple[tuple[str, str], ...]
+    steps: Mapping[str, str]
+    _candidates: dict[str, list[str]] = field(default_factory=dict)
+
+    def step_column(self, curve: str, row: Mapping[str, Any]) -> str | None:
+        """The column of a row that holds the step of a curve."""
+        candidates = self._candidates.get(curve)
+        if candidates is None:
+            own = f"{curve.partition('/')[0].lower()}/step"
+            candidates = [self.steps[name] for name in ("", own, *STEP_COLUMNS) if name in self.steps]
+            if len(self._candidates) < MOST_NAMES:
+                self._candidates[curve] = candidates
+        for column in candidates:
+            if not _is_gap(row[column]):
+                return column
+        return None
+
+
 class CurveReader:
     """Gathers the points of one file.
 
@@ -95,6 +126,7 @@ class CurveReader:
         self._most = most
         self._curves: dict[str, _Points] = {}
         self._kinds: dict[str, str] = {}
+        self._headers: dict[tuple[str, ...], _Header] = {}
         self._rows = self._with_step = 0
 
     def columns(self, names: Iterable[str]) -> list[str]:
@@ -114,17 +146,22 @@ class CurveReader:
             ValueError: there are too many points, or faults.
         """
         self._rows += 1
-        long = self._long(row)
-        if long is not None:
-            tag, value = long
+        names = tuple(row)
+        header = self._headers.get(names)
+        if header is None:
+            header = self._header_of(names)
+            if len(self._headers) < _MOST_HEADERS:
+                self._headers[names] = header
+        if header.long is not None:
+            tag, value = header.long
             cells = {str(row[tag]): row[value]} if row[tag] is not None else {}
         else:
-            cells = {self._curve_name(name, row): cell for name, cell in row.items() if not self._is_step(name)}
-        steps: dict[str | None, int | None] = {}
+            cells = {curve: row[column] for column, curve in header.curves}
+        steps: dict[str, int | None] = {}
         for name, cell in cells.items():
             if self._kind(name) != "wanted":
                 continue
-            column = self._step_of(name, row)
+            column = header.step_column(name, row)
             if column is None:
                 continue
             if column not in steps:
@@ -132,7 +169,7 @@ class CurveReader:
             step = steps[column]
             if step is not None:
                 self._point(name, step, cell, where)
-        self._with_step += self._step_of("", row) is not None or bool(steps)
+        self._with_step += bool(steps) or header.step_column("", row) is not None
 
     def finish(self) -> None:
         """Note what is wrong with the file as a whole."""
@@ -147,6 +184,17 @@ class CurveReader:
             steps = np.array(sorted(points.values), dtype=np.int64)
             values = np.array([points.values[step] for step in steps.tolist()], dtype=np.float64)
             yield Curve(name, self.path.name, steps, values, len(points.repeated), points.gaps)
+
+    def _header_of(self, names: tuple[str, ...]) -> _Header:
+        if self._step_column is not None:
+            steps = {"": self._step_column} if self._step_column in names else {}
+        else:
+            steps = {name.lower(): name for name in names if _is_step(name)}
+        long, curves = self._long(names), list[tuple[str, str]]()
+        if long is None:
+            curves = [(name, self._curve_name(name, names)) for name in names if not self._is_step(name)]
+            curves = [one for one in curves if self._kind(one[1]) == "wanted"]
+        return _Header(long, tuple(curves), steps)
 
     def _long(self, names: Iterable[str]) -> tuple[str, str] | None:
         """The columns of tags and values of a table with a row per step and tag; None where it is none."""
@@ -177,14 +225,6 @@ class CurveReader:
 
     def _is_step(self, name: str) -> bool:
         return name == self._step_column if self._step_column is not None else _is_step(name)
-
-    def _step_of(self, curve: str, row: Mapping[str, Any]) -> str | None:
-        """The column of a row that holds the step of a curve."""
-        if self._step_column is not None:
-            return None if _is_gap(row.get(self._step_column)) else self._step_column
-        own = f"{curve.partition('/')[0].lower()}/step"
-        lower = {name.lower(): name for name in row if _is_step(name) and not _is_gap(row[name])}
-        return next((lower[name] for name in (own, *STEP_COLUMNS) if name in lower), None)
 
     def _point(self, name: str, step: int, cell: Any, where: str) -> None:
         points = self._curves.get(name)

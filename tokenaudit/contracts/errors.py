@@ -122,7 +122,7 @@ class LedgerError(AssertionError):
 NOTHING = "–"
 """Shown where there is no value."""
 _LONGEST_NAME = 200
-"""Characters of a name that are compared with those that exist."""
+"""Characters of a name that are compared with those that exist, and that a hint quotes."""
 _MOST_SHOWN = 5
 """Problems that an uncaught error shows."""
 _MOST_LISTED = 100
@@ -141,10 +141,15 @@ def nearest_hint(name: str, known: Iterable[str], label: str) -> str:
     # what is longer is no slip of the pen, and comparing millions of characters takes gigabytes
     close = get_close_matches(name[:_LONGEST_NAME], options, n=1)
     if close:
-        return f"did you mean {close[0]!r}?"
-    listed = ", ".join(options[:_MOST_LISTED])
+        return f"did you mean {shortened(close[0])!r}?"
+    listed = ", ".join(shortened(option) for option in options[:_MOST_LISTED])
     more = f" and {len(options) - _MOST_LISTED} more" if len(options) > _MOST_LISTED else ""
     return f"{label}: {listed}{more}" if options else f"there are no {label}"
+
+
+def shortened(name: str) -> str:
+    """A name for a message, cut where it is so long that nobody reads on."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def shown(value: object) -> str:
