@@ -26,6 +26,7 @@ from tokenaudit.replay.saved_result import result_to_json
 from tokenaudit.replay.session import LoadedLog, Run
 
 SAMPLE = PACKAGE.parent / "sample_data" / "rollouts.parquet"
+PROBABILITIES = SAMPLE.with_name("probabilities.parquet")
 CONFIG, WORSE = SAMPLE.with_name("config.toml"), SAMPLE.with_name("worse.toml")
 RESPONSE = {"rollout_id": 0, "status": "completed", "response_len": 5}
 LONGEST_REPR = 400
@@ -218,6 +219,7 @@ def test_every_result_has_a_short_and_informative_repr(result: Result, log: Load
         (comparison.a, ("Side(A", "30 steps")),
         (tokenaudit.gate_result(result, ["expired_groups <= 0"]), ("1 failed", "expired_groups <= 0", "exit code 1")),
         (tokenaudit.audit_log(SAMPLE, isolated=True), ("rollouts.parquet", "0 error", "exit code 0")),
+        (tokenaudit.correct_log(PROBABILITIES, isolated=True), ("16 steps, 13,098 tokens judged", "icepop 0.3 %", "…")),
         (tokenaudit.inspect_log(SAMPLE), ("rollouts.parquet", "rows", "recorded timeline")),
     ]  # fmt: skip
     for value, parts in shown:
@@ -226,6 +228,29 @@ def test_every_result_has_a_short_and_informative_repr(result: Result, log: Load
         assert "\n" not in text
         for part in parts:
             assert part in text, text
+
+
+def test_corrections_are_previewed_as_on_the_command_line(tmp_path: Path):
+    file = tmp_path / "methods.toml"
+    file.write_text('[[method]]\nname = "mine"\ntrainer = "trl"\n')
+    report = tokenaudit.correct_log(
+        PROBABILITIES,
+        ["mine", "k3"],
+        methods_file=file,
+        dtype="float64",
+        device="cpu",
+        train_steps=(3, 4),
+        tasks="math",
+    )
+    assert [(one.name, one.setting.split(":")[0], one.dtype) for one in report.methods] == [
+        ("mine", "trl", "float64"),
+        ("k3", "verl", "float64"),
+    ]
+    assert [step.train_step for step in report.methods[0].by_step] == [3, 4]
+    (one,) = tokenaudit.correct_log(PROBABILITIES, "icepop", train_steps=3).methods
+    assert [step.train_step for step in one.by_step] == [3]
+    looser = tokenaudit.correct_log(PROBABILITIES, "icepop", overrides=["tasks.math.max_token_staleness=1"])
+    assert looser.max_token_staleness == {"math": 1}
 
 
 WRONG: list[tuple[str, Callable[[LoadedLog, Result], object], type[Exception], list[str]]] = [
@@ -246,6 +271,14 @@ WRONG: list[tuple[str, Callable[[LoadedLog, Result], object], type[Exception], l
     ("progress", lambda log, _: log.replay(on_progress=3), UsageError, ["on_progress is 3"]),  # type: ignore[arg-type]
     ("no path", lambda *_: tokenaudit.load_log(None), UsageError, ["None is no path"]),  # type: ignore[arg-type]
     ("a list of no paths", lambda *_: tokenaudit.load_log([]), UsageError, ["no log is named"]),
+    ("a method", lambda *_: tokenaudit.correct_log(SAMPLE, "verll"), UsageError, ["there is no method"]),
+    ("a type", lambda *_: tokenaudit.correct_log(SAMPLE, dtype="half"), UsageError, ["dtype is 'half'"]),  # type: ignore[arg-type]
+    (
+        "another's option",
+        lambda *_: tokenaudit.correct_log(SAMPLE, steps=1),
+        UsageError,
+        ["correct_log takes no option"],
+    ),
     ("a number among paths", lambda *_: tokenaudit.load_log(["a", 3]), UsageError, ["3 is no path"]),  # type: ignore
     (
         "keys of overrides",
@@ -328,6 +361,7 @@ UNUSABLE: dict[str, Callable[..., object]] = {
     "LoadedLog.replay": lambda log, **options: log.replay(**options),
     "inspect_log": lambda _, **options: tokenaudit.inspect_log(SAMPLE, **options),
     "audit_log": lambda _, **options: tokenaudit.audit_log(SAMPLE, **options),
+    "correct_log": lambda _, **options: tokenaudit.correct_log(PROBABILITIES, **options),
     "explain_log": lambda _, **options: tokenaudit.explain_log(SAMPLE, **options),
     "gate_log": lambda _, **options: tokenaudit.gate_log(SAMPLE, **options),
     "gate_log(simulate=True)": lambda _, **options: tokenaudit.gate_log(SAMPLE, **options | {"simulate": True}),

@@ -2,9 +2,9 @@
 
 In a notebook: `load_log` reads a log once, and its `replay` runs it under one config after the other; `steps_frame`
 makes a polars table of the steps, `diff_results` compares two results, `gate_result` judges one, and `gate_log` a log.
-`audit_log` looks for what is wrong with a log, `explain_log` for why it lost its tokens, `inspect_log` says what it
-holds, `simulate_workload` runs the closed loop, and a `Recorder` writes a log. They load what they need when they are
-first used: importing this package costs nothing.
+`audit_log` looks for what is wrong with a log, `explain_log` for why it lost its tokens, `correct_log` previews
+off-policy corrections, `inspect_log` says what a log holds, `simulate_workload` runs the closed loop, and a `Recorder`
+writes a log. They load what they need when they are first used: importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenaudit.audit.session import audit_log
     from tokenaudit.compare.session import diff_results
     from tokenaudit.contracts.errors import ConfigError, RecordError, TokenauditError
+    from tokenaudit.corrections.session import correct_log
     from tokenaudit.explain.session import explain_log
     from tokenaudit.gate.session import gate_log, gate_result
     from tokenaudit.record.recorder import Recorder
@@ -36,6 +37,7 @@ _HOMES = {
     "gate_log": "tokenaudit.gate.session",
     "gate_result": "tokenaudit.gate.session",
     "audit_log": "tokenaudit.audit.session",
+    "correct_log": "tokenaudit.corrections.session",
     "explain_log": "tokenaudit.explain.session",
     "steps_frame": "tokenaudit.render.frames",
     "rows_frame": "tokenaudit.render.frames",
@@ -54,6 +56,7 @@ __all__ = [
     "TokenauditError",
     "__version__",
     "audit_log",
+    "correct_log",
     "diff_results",
     "explain_log",
     "gate_log",

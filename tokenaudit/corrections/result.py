@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tokenaudit.contracts.errors import plural, printable
+
+_MOST_SHOWN = 4
+"""Methods that a report names in one line."""
 PERCENTILE_RESOLUTION = 2**-8
 """Percentiles of weights are cut down to a multiple of this share of the power of 2 below them: 0.4 % at most."""
 
@@ -249,7 +253,7 @@ class NotJudged:
         return lists + self.null + self.not_finite + self.sentinel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CorrectionsReport:
     """What corrections do to a log.
 
@@ -287,3 +291,16 @@ class CorrectionsReport:
     methods: tuple[MethodResult, ...]
     between: tuple[MethodOverlap, ...]
     device: str = "numpy"
+
+    def __repr__(self) -> str:
+        said = [f"{printable(method.name)[:40]} {_percent(method)}" for method in self.methods[:_MOST_SHOWN]]
+        more = ", …" if len(self.methods) > _MOST_SHOWN else ""
+        judged = f"{self.in_loss:,} tokens judged"
+        return (
+            f"CorrectionsReport({self.name}: {plural(self.steps, 'step')}, {judged}; dropped: {', '.join(said)}{more})"
+        )
+
+
+def _percent(method: MethodResult) -> str:
+    share = method.totals.dropped_share
+    return "not run" if share is None else f"{100 * share:.1f} %"

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, Unpack, get_args
 
 import numpy as np
 
 from tokenaudit.config.loading import Settings
-from tokenaudit.contracts.errors import Notice
+from tokenaudit.contracts.errors import Notice, Problem, UsageError, shown
 from tokenaudit.corrections.advantages import advantages_of, group_of, source_of
 from tokenaudit.corrections.ages import Grouping
 from tokenaudit.corrections.applying import Asked, Chunk, applied_chunks
 from tokenaudit.corrections.arrays import Arrays
 from tokenaudit.corrections.batches import TakenBatch, added, taken_batches
+from tokenaudit.corrections.correction import Dtype
+from tokenaudit.corrections.devices import choose_arrays
 from tokenaudit.corrections.logprobs import BOTH
 from tokenaudit.corrections.method_sums import SIGNS, BatchParts, MethodSums, sign_codes
-from tokenaudit.corrections.methods import Method
+from tokenaudit.corrections.methods import Method, methods_of
 from tokenaudit.corrections.result import CorrectionsReport, MethodOverlap, MethodResult, NotJudged
 from tokenaudit.corrections.stretches import Stretches, parts_of, stretches_of
 from tokenaudit.corrections.taken import has_takes, taken_responses
@@ -42,6 +45,46 @@ class CorrectedLog:
     notices: tuple[Notice, ...]
 
 
+def correct_log(
+    paths: Paths | RunRequest,
+    methods: str | Iterable[str] = (),
+    *,
+    methods_file: Path | str | None = None,
+    dtype: Dtype | None = None,
+    device: str = "auto",
+    train_steps: int | tuple[int, int] | None = None,
+    tasks: str | Iterable[str] | None = None,
+    **options: Unpack[RunOptions],
+) -> CorrectionsReport:
+    """Preview off-policy corrections on the recorded tokens of a log, as `tokenaudit corrections` does.
+
+    Args:
+        paths: files, folders or glob patterns that make up one log; or a whole request.
+        methods: each a preset, a preset with options, such as "verl: rollout_is=token, rollout_is_threshold=2.0", or a
+            name in `methods_file`; none: all of the file, else one well-known setting of each kind.
+        methods_file: TOML or JSON that lists methods.
+        dtype: "float32" or "float64", to compute all of them in; None: the types of their trainers.
+        device: "auto", "cpu", "cuda", "cuda:N" or "mps".
+        train_steps: only what this step takes, or those from the first to the last of two; None: all.
+        tasks: only these; None: all.
+        options: `config`, `overrides`, `isolated`, `timeline`, `quarantine`, `cache`, `working_dir` and `on_progress`,
+            as for `replay_log`.
+
+    Raises:
+        TokenauditError: a method, the log, the config or their combination can't be used.
+    """
+    if dtype is not None and dtype not in get_args(Dtype):
+        raise UsageError(Problem(f"dtype is {shown(dtype)}", None, f"it is {' or '.join(get_args(Dtype))}"))
+    asked = methods_of(_listed(methods), None if methods_file is None else Path(methods_file), dtype)
+    steps = (train_steps, train_steps) if isinstance(train_steps, int) else train_steps
+    selection = Selection(steps, None if tasks is None else frozenset(_listed(tasks)))
+    return corrections_of_log(paths, asked, choose_arrays(device), selection=selection, **options).report
+
+
+def _listed(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
 def corrections_of_log(
     paths: Paths | RunRequest,
     methods: Sequence[Method],
@@ -57,12 +100,12 @@ def corrections_of_log(
         methods: the corrections, with names that differ.
         xp: the functions on arrays, of the device that computes.
         selection: steps and tasks that are looked at; None: all.
-        options: as for `session.replay_log`.
+        options: as for `correct_log`.
 
     Raises:
         TokenauditError: the log, the config or their combination can't be used.
     """
-    request = RunRequest.of(paths, options, "replay_log")
+    request = RunRequest.of(paths, options, "correct_log")
     loaded = load_log(request)
     log, digest, settings = loaded.log, loaded.digest, loaded.settings
     config = settings.config

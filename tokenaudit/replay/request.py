@@ -217,6 +217,7 @@ TAKEN_BY: dict[str, tuple[str, ...]] = {
     "replay_log": (*_SETTINGS, "timeline", "with_groups", "quarantine", "cache"),
     "LoadedLog.replay": (*_SETTINGS, "timeline", "with_groups"),
     "inspect_log": ("cache", "on_progress"),
+    "correct_log": (*_SETTINGS, "timeline", "quarantine", "cache"),
     "gate_log": (*_SETTINGS, "timeline", "quarantine", "cache"),
     "gate_log(simulate=True)": (*_SETTINGS, *_WORKLOADS),
     "audit_log": (*_SETTINGS, "rules", "epsilon"),
