@@ -620,7 +620,7 @@ CASES: dict[str, Case] = {
         [put(n, n, tokens=90 - n, prompt_len=10 + n, finish_reason="stop") for n in range(10)],
         [put(n, n, tokens=90 - n, prompt_len=10 + n, finish_reason="stop") for n in range(9)],
         "from put 1 on, 100.0 % of 10 responses that say stop have exactly 100 tokens with their prompt, far more than "
-        "any sum nearby; 10 responses", severity="warning",
+        "nearby; 10 responses", severity="warning",
     ),
     "over-budget": Case(
         [*many(3, tokens=8, finish_reason="length"), *went_on(5, 9)],

@@ -188,6 +188,51 @@ def test_a_limit_of_the_context_that_is_called_stop_shows_in_sums(since: int, tm
     assert members(finding) == at_limit
 
 
+def at_limit_of(rows: list[Row], room: int) -> tuple[list[Row], set[int]]:
+    """Rows whose prompts have 50 tokens and whose responses end after `room` and say stop; and what is cut so."""
+    cut: set[int] = set()
+
+    def values(row: Row) -> Row:
+        kept = {"prompt_len": 50}
+        if row["response_len"] >= room > row["prior_len"]:
+            cut.add(row["rollout_id"])
+            kept |= {"response_len": room, "finish_reason": "stop"} | {name: row[name][:room] for name in LISTS}
+        return kept
+
+    return without(changed(rows, values), "response_ids"), cut
+
+
+def test_a_limit_shows_with_prompts_of_one_length_too(tmp_path: Path):
+    run = Run(steps=20, batch=8, group_size=8, mean_tokens=40, round_tokens=90, most_tokens=90)
+    rows, cut = at_limit_of(log_of(run), 50)
+    (finding,) = found(tmp_path / "log", rows, "limit-called-stop", run)
+    assert members(finding) == cut
+    assert "have exactly 100 tokens with their prompt" in finding.message
+    healthy = changed(log_of(run), lambda _: {"prompt_len": 50})
+    assert found(tmp_path / "healthy", healthy, "limit-called-stop", run) == []
+
+
+def test_answers_of_a_fixed_form_have_one_length_without_a_limit(tmp_path: Path):
+    run = Run(steps=20, batch=8, group_size=8, mean_tokens=40, round_tokens=90, most_tokens=90)
+    rows, cut = at_limit_of(log_of(run), 8)
+    assert len(cut) > 1_000
+    assert found(tmp_path / "log", rows, "limit-called-stop", run) == []
+
+
+def test_several_limits_are_one_finding(tmp_path: Path):
+    run = Run(steps=20, batch=8, group_size=8, mean_tokens=40, round_tokens=90, most_tokens=90)
+
+    def values(row: Row) -> Row | None:
+        room = (100 if row["group_id"] % 2 else 70) - row["prompt_len"]
+        if not row["prior_len"] < room < row["response_len"]:
+            return None
+        return {"response_len": room, "finish_reason": "stop"} | {name: row[name][:room] for name in LISTS}
+
+    rows = without(changed(log_of(run), values), "response_ids")
+    (finding,) = found(tmp_path / "log", rows, "limit-called-stop", run)
+    assert "have exactly 70 or 100 tokens with their prompt" in finding.message
+
+
 def test_one_prompt_with_one_answer_is_no_limit(tmp_path: Path):
     def values(row: Row) -> Row | None:
         return {"prompt_len": 50} if row["group_id"] % 2 else None

@@ -281,6 +281,21 @@ def test_genuine_answers_of_one_token_are_no_stand_ins(tmp_path: Path):
     assert names == ["stand-in-rows"]
 
 
+def test_stand_ins_of_several_ids_are_one_finding(tmp_path: Path):
+    def stand_in(row: Row) -> Row | None:
+        if row["status"] != "completed" or row["prior_len"] or row["rollout_id"] % 5:
+            return None
+        values = {"response_ids": [7 + row["group_id"] % 2], "response_len": 1, "logprobs": [0.0]}
+        return values | {"response_model_steps": row["response_model_steps"][:1], "train_logprobs": [-9.0]}
+
+    rows = changed(LOG, stand_in)
+    (finding,) = findings_of(audited(tmp_path / "log", rows, RUN.config), "stand-in-rows")
+    assert "with the one token of 2 ids (7, 8)" in finding.message
+    assert finding.extent is not None
+    expected = {row["rollout_id"] for row in rows if row["event"] == "put" and row["response_len"] == 1}
+    assert {rollout_id for _, rollout_id in finding.extent.members} == expected
+
+
 def test_correlations_are_those_of_numpy():
     from tokenaudit.audit.engine import _correlations
 

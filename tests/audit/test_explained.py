@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.audit.model import Run, changed, log_of
+from tests.audit.test_contents import within_context
 from tests.builders import Row, write_log
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.explained import EXPLAINED_BY, explain
@@ -19,11 +20,14 @@ from tokenaudit.audit.table import LogTable
 
 RUN = Run(steps=20)
 HEALTHY = log_of(RUN)
+LISTS = ("response_ids",)
 BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def found(path: Path, rows: list[Row], run: Run = RUN, without: str = "") -> list[Finding]:
-    rules = [rule for rule in RULES if rule.code in {*EXPLAINED_BY, *EXPLAINED_BY.values()} - {without}]
+    rules = [
+        rule for rule in RULES if rule.code in {*EXPLAINED_BY, *(by for by, _ in EXPLAINED_BY.values())} - {without}
+    ]
     return [*audit_log([write_log(path, rows)], rules=rules, overrides=run.config, isolated=True).findings]
 
 
@@ -60,6 +64,33 @@ def test_masks_that_are_shifted_are_not_retracted_besides(tmp_path: Path):
     assert (
         "; also M003 mask-retracted 12 times, the first, group 7, rollout 705, put 2: 1 fresh token" in finding.message
     )
+
+
+def test_a_limit_that_is_called_stop_is_one_finding_with_the_sum(tmp_path: Path):
+    run = Run(steps=20, batch=8, group_size=8, mean_tokens=40, round_tokens=90, most_tokens=90)
+    (finding,) = found(tmp_path / "log", within_context(100), run)
+    assert finding.code == "E002"
+    assert "also E003 limit-called-stop, from put 1 on, " in finding.message
+    assert "have exactly 100 tokens with their prompt" in finding.message
+
+
+@pytest.mark.parametrize("told", [("prior_len", "response_ids"), ("prior_len",)])
+def test_what_goes_on_without_being_told_is_one_finding(told: tuple[str, ...], tmp_path: Path):
+    """A recorder that thinks that responses begin again writes a prior_len of 0."""
+    rows = changed(HEALTHY, lambda row: {"prior_len": 0} | {name: None for name in LISTS if name not in told})
+    off = tuple(one.replace("partial_rollout=true", "partial_rollout=false") for one in RUN.config)
+    rules = ["L034", "T003"]
+    report = audit_log([write_log(tmp_path / "log", rows)], rules=rules, overrides=off, isolated=True)
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("L034", Severity.ERROR)
+    assert "also T003 produced-token-double-count" in finding.message
+    cut_off = {row["rollout_id"] for row in HEALTHY if row["event"] == "put" and row["status"] == "aborted"}
+    went_on = {row["rollout_id"] for row in HEALTHY if row["event"] == "put" and row["prior_len"] > 0}
+    assert finding.extent is not None
+    named = {rollout_id for _, rollout_id in finding.extent.members}
+    assert named == cut_off & went_on
+    healthy = audit_log([tmp_path / "log"], rules=rules[:1], overrides=RUN.config, isolated=True)
+    assert healthy.findings == ()
 
 
 @pytest.mark.parametrize(

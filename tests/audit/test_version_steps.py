@@ -190,6 +190,20 @@ def test_versions_that_are_the_step_itself_are_said_so(tmp_path: Path):
     assert "all versions are the step of the put, which no weights have yet" in finding.message
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_versions_as_new_as_can_be_are_suspicious_only_where_something_went_on(told: bool, tmp_path: Path):
+    """Answers too short to be cut off by a sync have one version each, the newest."""
+    run = Run(steps=20, batch=4, group_size=4, mean_tokens=5, most_tokens=8, in_flight=4)
+    rows = [row for row in log_of(run) if row["event"] != "sample" and row.get("status") != "aborted"]
+    one_put = [row for row in rows if row["event"] != "put" or row["prior_len"] == 0]
+    one_put = changed(one_put, lambda row: {"prior_len": 2 if told and row["response_len"] > 3 else 0})
+    rules = found(tmp_path / "log", changed(one_put, filled_in(lambda row: row["train_step"] - 1)), run.config)
+    assert rules.keys() == ({"version-filled-in"} if told else set())
+    if told:
+        (finding,) = rules["version-filled-in"]
+        assert finding.severity == "warning"
+
+
 def test_responses_that_begin_anew_have_one_version(tmp_path: Path):
     run = replace(RUN, partial=False)
     assert found(tmp_path, without(log_of(run), TOKEN_COLUMNS), run.config) == {}

@@ -12,29 +12,36 @@ from tokenaudit.audit.findings import Finding, Findings
 from tokenaudit.log.columns import Int64s
 
 EXPLAINED_BY = {
-    "V005": "V031",
-    "V008": "V031",
-    "V012": "V031",
-    "M003": "P006",
+    "V005": ("V031", 1.0),
+    "V008": ("V031", 1.0),
+    "V012": ("V031", 1.0),
+    "M003": ("P006", 1.0),
+    # a few that end at the limit do end there
+    "E003": ("E002", 0.9),
+    # members that were complete before are put again with what goes on
+    "T003": ("L034", 0.5),
 }
-"""By code of a rule, the one whose cause makes the same rows wrong for it: versions filled in, masks shifted by one."""
+"""By code of a rule, the one whose cause makes the same rows wrong for it, and the share of them that it must have.
+
+Versions filled in, masks shifted by one, responses cut at a limit, and responses that go on without being told so.
+"""
 
 
 def explain(found: Mapping[str, Findings]) -> None:
-    """Move what other findings explain into them; what isn't wholly in the rows of a finding as bad stays its own.
+    """Move what other findings explain into them; what has too many rows beside those of one as bad stays its own.
 
     So do findings of a rule that has more than are kept.
 
     Args:
         found: what each rule that ran found, by its code.
     """
-    for code, by in EXPLAINED_BY.items():
+    for code, (by, share) in EXPLAINED_BY.items():
         if code not in found or by not in found or found[code].identities:
             continue
         own, others = found[code], found[by]
         explained: defaultdict[int | None, list[Finding]] = defaultdict(list)
         for place, finding in enumerate(own.kept):
-            explained[_explaining(finding, own.rows.get(place), others)].append(finding)
+            explained[_explaining(finding, own.rows.get(place), others, share)].append(finding)
         own.kept[:] = explained.pop(None, [])
         own.counts = Counter(finding.severity for finding in own.kept)
         for at, findings in explained.items():
@@ -46,12 +53,10 @@ def explain(found: Mapping[str, Findings]) -> None:
             others.kept[at] = replace(others.kept[at], message=text)
 
 
-def _explaining(finding: Finding, rows: Int64s | None, others: Findings) -> int | None:
-    """Place of the finding among the others that is as bad and is about all its rows; None where there is none."""
-    if rows is None:
-        return None
-    for at, other_rows in others.rows.items():
+def _explaining(finding: Finding, rows: Int64s | None, others: Findings, share: float) -> int | None:
+    """Place of the finding among the others that is as bad and has that share of its rows; None where there is none."""
+    for at, other_rows in others.rows.items() if rows is not None else ():
         is_as_bad = others.kept[at].severity.rank <= finding.severity.rank
-        if is_as_bad and np.isin(rows, other_rows, assume_unique=True).all():
+        if is_as_bad and np.isin(rows, other_rows, assume_unique=True).mean() >= share:
             return at
     return None

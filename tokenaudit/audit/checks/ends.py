@@ -37,9 +37,9 @@ PILE_SHARE = 0.02
 PILE_FACTOR = 5
 """How many times more rows end there than at a sum nearby."""
 PILE_NEARBY = 10
-"""Sums to each side that are nearby."""
+"""Sums to each side that are nearby, and others that there are at least where all prompts have one length."""
 PILE_MOST_OF_ONE = 0.7
-"""Share of a pile that one prompt length may have: answers to one prompt are alike without any limit."""
+"""Share of a pile that one prompt length, or group, may have."""
 CUT_ROWS = 3
 """Rows that were cut off below which nothing is said of them: one may be a second end token, or no limit."""
 LIMIT_SHARE = 0.9
@@ -137,24 +137,36 @@ def _all_trained(table: LogTable) -> Bools:
       "Record finish_reason length for them, or shorten prompts and max_new_tokens so that both fit the context.",
       "finish_reason", "prompt_len")  # fmt: skip
 def _limit_called_stop(case: Case, findings: Findings) -> None:
-    """A sum that stands out among those nearby, with prompts of several lengths."""
+    """Sums that stand out among those nearby."""
     table = case.table
     stopped = newly_completed(table) & says_stop(table) & (table["prompt_len"] > 0) & (table["tokens"] > 0)
     findings.add_checked(int(stopped.sum()), "responses that say stop")
     for _, rows in table.puts_by_task(np.flatnonzero(stopped)):
-        prompt = table["prompt_len"][rows]
-        total = prompt + table["tokens"][rows]
+        total = table["prompt_len"][rows] + table["tokens"][rows]
         sums, counts = np.unique(total, return_counts=True)
         before = np.append(0, np.cumsum(counts))
         low, high = np.searchsorted(sums, sums - PILE_NEARBY), np.searchsorted(sums, sums + PILE_NEARBY, "right")
         nearby = (before[high] - before[low] - counts) / (2 * PILE_NEARBY)
         piled = counts >= np.maximum(max(PILE_ROWS, PILE_SHARE * len(rows)), PILE_FACTOR * np.maximum(nearby, 1))
-        for limit, count in zip(sums[piled].tolist(), counts[piled].tolist(), strict=True):
-            at_limit = total == limit
-            if np.unique(prompt[at_limit], return_counts=True)[1].max() <= PILE_MOST_OF_ONE * count:
-                share = f"{100 * count / len(rows):.1f} % of {len(rows):,} responses that say stop"
-                text = f"{share} have exactly {limit:,} tokens with their prompt, far more than any sum nearby"
-                findings.add_extent(rows[at_limit], text, cause=str(limit))
+        limits = [limit for limit in sums[piled].tolist() if _is_of_many(table, rows, total == limit)]
+        if table["prompt_len"][rows].min() == table["prompt_len"][rows].max():
+            # answers of a fixed form have one length without any limit
+            limits = [limit for limit in limits if limit == sums[-1] and len(sums) > PILE_NEARBY]
+        if limits:
+            own = rows[np.isin(total, limits)]
+            share = f"{100 * len(own) / len(rows):.1f} % of {len(rows):,} responses that say stop"
+            named = " or ".join(f"{limit:,}" for limit in limits[:3]) + (" or …" if len(limits) > 3 else "")
+            findings.add_extent(own, f"{share} have exactly {named} tokens with their prompt, far more than nearby")
+
+
+def _is_of_many(table: LogTable, rows: Int64s, piled: Bools) -> bool:
+    """Whether a pile of some rows has answers to many prompts: those to one are alike without any limit.
+
+    Prompts are told apart by their lengths, and by groups where all have one.
+    """
+    prompt = table["prompt_len"][rows]
+    which = table["group_id"][rows] if prompt.min() == prompt.max() else prompt
+    return bool(np.unique(which[piled], return_counts=True)[1].max() <= PILE_MOST_OF_ONE * np.count_nonzero(piled))
 
 
 @rule("E004", "over-budget", Severity.WARNING,

@@ -170,14 +170,16 @@ def _continued_though_off(case: Case, findings: Findings) -> None:
 def _kept_of_cut_off(case: Case) -> Int64s:
     """Tokens that each put row keeps of a put before at which its response wasn't finished.
 
-    Where neither prior_len nor token ids tell, it keeps them if its versions begin with theirs and newer weights came
-    since: what began again carries none of the older ones. With the same ids besides, whatever prior_len says.
+    Where there are no token ids and prior_len says nothing or 0, it keeps them if its versions begin with theirs and
+    newer weights came since: what began again carries none of the older ones. With the same ids besides, whatever
+    prior_len says.
     """
     table, puts, before = case.table, case.readable, case.table.previous
     tokens, status = table["tokens"], table["status"]
     again = table.known & (before >= 0) & np.isin(status[before], _CUT_OFF)
     kept = np.where(again, np.minimum(np.maximum(puts.kept(), case.shared_ids), tokens), 0)
-    untold = again & ~table.present("prior_len") & ((table["ids_len"] < 0) | (table["ids_len"][before] < 0))
+    untold = again & ((table["ids_len"] < 0) | (table["ids_len"][before] < 0))
+    untold &= ~table.present("prior_len") | (table["prior_len"] == 0)
     rows = np.flatnonzero(untold & (tokens[before] > 0) & (tokens >= tokens[before]))
     rows = rows[(table["newest"][before[rows]] < table["model_step"][rows]) & (table["oldest"][rows] != ABSENT)]
     rows = rows[puts.begins_with(rows, before[rows])]

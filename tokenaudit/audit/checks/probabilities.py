@@ -148,14 +148,21 @@ def _stand_in_rows(case: Case, findings: Findings) -> None:
     findings.add_checked(int(single.sum()), "completed responses of one token")
     where = single & (table["logprobs_only_zero"] > 0)
     nearly = single & (table["logprobs_sum"] > SURE_LOGPROB) & (table["logprobs_sum"] < 0)
-    pairs, inverse = np.unique(np.stack([table["task"][where], table["ids_last"][where]]), axis=1, return_inverse=True)
-    rows = np.flatnonzero(where)
-    for number, token_id in enumerate(pairs[1].tolist()):
-        own = rows[inverse.reshape(-1) == number]
-        same = nearly & (table["task"] == pairs[0, number]) & (table["ids_last"] == token_id)
-        if np.count_nonzero(same) >= _SURE_SHARE * len(own):
-            # an answer that the model is sure of
-            continue
-        if len(np.unique(table["rollout_id"][own])) >= _LEAST_STAND_INS:
-            text = f"completed with the one token {token_id} and a log-probability of exactly 0: no engine returned it"
-            findings.add_extent(own, f"{text}, it stands in for a response", cause=f"id {token_id}")
+    for task, rows in table.puts_by_task(np.flatnonzero(where)):
+        of_task = table["task"] == table.tasks.index(task)
+        found: list[int] = []
+        for token_id in np.unique(table["ids_last"][rows]).tolist():
+            own = rows[table["ids_last"][rows] == token_id]
+            same = nearly & of_task & (table["ids_last"] == token_id)
+            # where some are nearly 0, it is an answer that the model is sure of
+            is_sure = np.count_nonzero(same) >= _SURE_SHARE * len(own)
+            if not is_sure and len(np.unique(table["rollout_id"][own])) >= _LEAST_STAND_INS:
+                found.append(token_id)
+        if found:
+            ids = (
+                f"{found[0]}"
+                if len(found) == 1
+                else f"of {len(found)} ids ({', '.join(map(str, found[:3]))}{', …' if len(found) > 3 else ''})"
+            )
+            text = f"completed with the one token {ids} and a log-probability of exactly 0: no engine returned it"
+            findings.add_extent(rows[np.isin(table["ids_last"][rows], found)], f"{text}, it stands in for a response")

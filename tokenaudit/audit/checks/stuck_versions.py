@@ -163,7 +163,8 @@ def _version_filled_in(case: Case, findings: Findings) -> None:
 def _should_lag(case: Case, rows: Int64s) -> bool:
     """Whether some of many responses should have tokens of older weights, and the log lacks the puts that show which.
 
-    So where the config continues aborted responses and lets them lag, and none is put as aborted.
+    So where the config continues aborted responses and lets them lag, prior_len says that some went on, and none is put
+    as aborted.
     """
     table, config = case.table, case.config
     if config is None or config.mode is not Mode.DISAGGREGATED or len(rows) < _LEAST_ROWS:
@@ -171,4 +172,8 @@ def _should_lag(case: Case, rows: Int64s) -> bool:
     policies = [config.task_policy(table.tasks[code]) for code in np.unique(table["task"][rows]).tolist()]
     may_lag = all(policy.enable_partial_rollout and policy.max_staleness > 0 for policy in policies)
     is_seen_again = (table.previous[rows] >= 0).any() or (table["kind"] == _SAMPLE).any()
-    return may_lag and not is_seen_again and len(np.unique(table["train_step"][rows])) >= _LEAST_STEPS
+    went_on = (
+        table.present("prior_len")[rows] & (table["prior_len"] > 0)[rows] & (table["prior_len"] < table["tokens"])[rows]
+    )
+    is_told = may_lag and not is_seen_again and np.count_nonzero(went_on) >= LEAST_CONTINUED
+    return is_told and len(np.unique(table["train_step"][rows])) >= _LEAST_STEPS
