@@ -11,9 +11,11 @@ from pathlib import Path
 from tests.builders import put, write_log
 from tests.conftest import ROOT, SAMPLE
 from tokenaudit.audit.checks import RULES
-from tokenaudit.cli.completion import rule_codes
+from tokenaudit.cli.completion import methods, rule_codes
 from tokenaudit.config.model import Task
 from tokenaudit.contracts.metrics import METRICS, RATES
+from tokenaudit.corrections.methods import WELL_KNOWN
+from tokenaudit.corrections.trainers import ALIASES, TRAINERS
 from tokenaudit.help.topics import TOPICS, format_names
 from tokenaudit.importers.detect import IMPORTERS
 
@@ -57,6 +59,8 @@ def test_names_are_offered_without_loading_anything_heavy(tmp_path: Path):
         "import x --from xtuner-": ["xtuner-buffer", "xtuner-trajectories"],
         "init --for t": ["tinker", "trl"],
         "audit x --ignore L00": sorted(rule.code for rule in RULES if rule.code.startswith("L00")),
+        "corrections x -m pr": ["prime", "prime-rl", "product-mask"],
+        "mask x --correction slime-": ["slime-mis"],
         "help c": [name for name in TOPICS if name.startswith("c")],
         "help import sl": ["slime"],
         "explain group-inc": ["group-incomplete"],
@@ -90,4 +94,5 @@ def test_what_is_broken_completes_nothing(tmp_path: Path):
 def test_the_lists_are_complete():
     assert sorted(format_names()) == sorted([*IMPORTERS, "miles"])
     assert rule_codes(None, "") == [name for rule in RULES for name in (rule.code, rule.name)]
+    assert methods(None, "") == sorted({*TRAINERS, *ALIASES, *WELL_KNOWN})
     assert {"dropped_tokens", "dropped_token_rate"} <= {*METRICS, *RATES}

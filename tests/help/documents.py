@@ -11,10 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from tokenaudit.audit.checks import RULES
 from tokenaudit.audit.curve_definitions import DEFINITIONS
@@ -26,6 +30,8 @@ from tokenaudit.config.model import Config
 from tokenaudit.contracts import metrics as m
 from tokenaudit.contracts.metrics import METRICS, RATES
 from tokenaudit.contracts.schema import COLUMNS, EventKind
+from tokenaudit.corrections.methods import WELL_KNOWN
+from tokenaudit.corrections.trainers import ALIASES, TRAINERS, correction_class
 from tokenaudit.help.topics import topics, trainer_topics
 from tokenaudit.importers.detect import IMPORTERS
 from tokenaudit.render.console import Terminal, console_text
@@ -69,6 +75,61 @@ def curve_table() -> str:
         note = f" ({known.inexact})" if known.inexact else ""
         lines.append(f"| {known.trainer} | `{known.name}`{also} | `{known.ours}`{plus}{note} | {known.first_step} |")
     return "\n".join(lines)
+
+
+def setting_table() -> str:
+    """The corrections that are shown where none is named."""
+    lines = ["| name | setting |", "| --- | --- |"]
+    return "\n".join(lines + [f"| `{name}` | `{setting}` |" for name, setting in WELL_KNOWN.items()])
+
+
+def preset_list() -> str:
+    """The options of every preset, with their defaults and what else they may be."""
+    alias = {preset: name for name, preset in ALIASES.items()}
+    found: dict[str, list[str]] = {}
+    for preset in TRAINERS:
+        kind = correction_class(preset)
+        source = kind.SOURCE.partition(",")[0]
+        options = ", ".join(_options(kind))
+        if preset == "miles":
+            options = f"as slime ({source})"
+        elif preset == "slime-mis":
+            options = "slime with `function=mis`"
+        else:
+            options = f"{source}: {options}"
+        also = f" (or `{alias[preset]}`)" if preset in alias else ""
+        found[preset] = textwrap.wrap(
+            f"- `{preset}`{also}: {options}",
+            120,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    return "\n".join(line for lines in found.values() for line in lines)
+
+
+def _options(kind: type[BaseModel], above: str = "") -> Iterator[str]:
+    """`name=default` of every option, and the other words it may be."""
+    for name, field in kind.model_fields.items():
+        inner = [one for one in _types(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+        is_list = get_origin(field.annotation) is tuple and inner
+        if inner and not is_list:
+            if field.default is None:
+                yield f"`{above}{name}=null`"
+            yield from _options(inner[0], f"{above}{name}.")
+            continue
+        words = [str(one) for one in _types(field.annotation) if isinstance(one, str) and one != field.default]
+        default = "[]" if is_list else field.default if isinstance(field.default, str) else json.dumps(field.default)
+        text = f"`{above}{name}={default}`"
+        each = f" of tables with {', '.join(_options(inner[0]))}" if is_list else ""
+        yield text + each + (f" ({', '.join(words)})" if words else "")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """The types and literal values in an annotation."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types(part)
 
 
 def series_table() -> str:
@@ -308,6 +369,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": column_table,
     "curves": curve_table,
     "curve-series": series_table,
+    "correction-settings": setting_table,
+    "correction-presets": preset_list,
     "audit-rules": rule_table,
     "config-keys": lambda: f"```toml\n{commented_toml(Config())}```",
     "commands": command_table,

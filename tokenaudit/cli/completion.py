@@ -1,4 +1,4 @@
-"""What the shell completes: keys, tasks, metrics, devices, formats, rule codes, topics.
+"""What the shell completes: keys, tasks, metrics, devices, formats, rule codes, corrections, topics.
 
 Nothing here may fail, take long or print: what can't be found completes nothing. Only names of tasks need a log, of
 which the footers and the first batch of a few files are read.
@@ -21,6 +21,10 @@ _WORDS = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 _MOST_FILES = 3
 _MOST_NAMES = 100
 _RULE_ROW = re.compile(r"^\| ([A-Z]\d{3}) \| `([a-z0-9-]+)` \|", flags=re.MULTILINE)
+
+_METHOD_ROW = re.compile(
+    r"^(?:\| `([a-z0-9-]+)` \| `[a-z-]+[:`]|- `([a-z-]+)`(?: \(or `([a-z]+)`\))?: )", flags=re.MULTILINE
+)
 
 Completion = Callable[[typer.Context, str], list[str]]
 
@@ -95,6 +99,15 @@ def rule_codes(ctx: typer.Context, incomplete: str) -> Iterable[str]:
     from tokenaudit.help.topics import find_topic
 
     return [name for row in _RULE_ROW.findall(find_topic(["rules"]).text) for name in row]
+
+
+@_completing
+def methods(ctx: typer.Context, incomplete: str) -> Iterable[str]:
+    """Corrections, from their topic: presets, and names of settings."""
+    from tokenaudit.help.topics import find_topic
+
+    rows = _METHOD_ROW.findall(find_topic(["corrections"]).text)
+    return sorted({name for row in rows for name in row if name})
 
 
 @_completing

@@ -49,7 +49,8 @@ MethodOption = Annotated[
         "-m",
         metavar="SPEC",
         help="A preset, alone or as 'PRESET: OPTION=VALUE, …' with the trainer's own options; or a name in --methods; "
-        "repeatable. Without any: one well-known setting of each kind.",
+        "repeatable. Without any: one well-known setting of each kind. `tokenaudit help corrections` lists all.",
+        autocompletion=completion.methods,
     ),
 ]
 

@@ -59,6 +59,7 @@ def mask(
         typer.Option(
             metavar="SPEC",
             help="Also take out what this off-policy correction drops; SPEC as for corrections --method.",
+            autocompletion=completion.methods,
         ),
     ] = None,
     methods: MethodsOption = None,
