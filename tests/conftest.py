@@ -28,6 +28,8 @@ settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True
 settings.register_profile("deep", deadline=None, max_examples=100, derandomize=False)
 # What runs again for every mutant, see tests/mutation.py.
 settings.register_profile("few", deadline=None, max_examples=4, derandomize=True)
+# Processes that tests start would compile the package again, each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.load_profile(os.environ.get("TOKENAUDIT_TEST_PROFILE", "quick"))
 
 ROOT = Path(__file__).parent.parent
