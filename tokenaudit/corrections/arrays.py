@@ -82,6 +82,10 @@ class Arrays(Protocol):
         """Largest value of each response, shape [R]; `empty` for one without tokens."""
         ...
 
+    def smallest(self, values: Array, lengths: Int64s, empty: float) -> Array:
+        """Smallest value of each response, shape [R]; `empty` for one without tokens."""
+        ...
+
     def sorted(self, values: Array) -> Array:
         """Values in ascending order."""
         ...
@@ -107,7 +111,7 @@ class NumpyArrays:
 
     description = "numpy"
     dtypes: Sequence[str] = ("float32", "float64")
-    chunk_tokens = 65_536  # several arrays of them fit the caches of a core
+    chunk_tokens = 131_072  # few calls for a token, and arrays that fit the caches
 
     def of(self, values: np.ndarray, dtype: str) -> Array:  # noqa: D102 - see the protocol
         return np.asarray(values, dtype=dtype)
@@ -152,10 +156,15 @@ class NumpyArrays:
         return self._reduced(np.add, values, lengths, 0, np.float64).astype(values.dtype, copy=False)
 
     def counts(self, flags: Array, lengths: Int64s) -> Array:  # noqa: D102
+        if not flags.any():
+            return np.zeros(len(lengths), dtype=np.int64)
         return self._reduced(np.add, flags.view(np.int8), lengths, 0, np.int32).astype(np.int64)
 
     def largest(self, values: Array, lengths: Int64s, empty: float) -> Array:  # noqa: D102
         return self._reduced(np.maximum, values, lengths, empty, values.dtype)
+
+    def smallest(self, values: Array, lengths: Int64s, empty: float) -> Array:  # noqa: D102
+        return self._reduced(np.minimum, values, lengths, empty, values.dtype)
 
     def sorted(self, values: Array) -> Array:  # noqa: D102
         return np.sort(values)

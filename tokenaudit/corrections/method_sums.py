@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenaudit.corrections.ages import AGES, Grouping
 from tokenaudit.corrections.applying import Asked
-from tokenaudit.corrections.arrays import CODES, Arrays
+from tokenaudit.corrections.arrays import CODES, Array, Arrays
 from tokenaudit.corrections.correction import Applied
 from tokenaudit.corrections.figures import (
     AT_HIGH,
@@ -35,6 +35,8 @@ Key = TypeVar("Key")
 
 SIGNS = (Sign.POSITIVE, Sign.ZERO, Sign.NEGATIVE, Sign.UNKNOWN)
 """Signs by code."""
+_FEW = 4
+"""Weights of which up to this part differs from those of another method share its histogram."""
 _SUM_LIMIT = 1e15
 """Weights above it have squares whose sums don't fit float32."""
 
@@ -106,7 +108,7 @@ class MethodSums:
         self._divisor += int(sums[KEPT].sum()) if counted is keep else xp.total(counted)
         largest = np.full(len(lengths), -np.inf)
         if weight is not None:
-            self._add_weights(xp, applied, keep, lengths, sums, largest)
+            self._add_weights(tokens, applied, keep, lengths, sums, largest)
         self._sums.append(sums)
         self._largest.append(largest)
         for name, values in applied.stats.items():
@@ -114,8 +116,9 @@ class MethodSums:
         return bool((sums[KEPT] < in_loss).any())
 
     def _add_weights(
-        self, xp: Arrays, applied: Applied, keep: np.ndarray, lengths: Int64s, sums: Floats, largest: Floats
+        self, tokens: Tokens, applied: Applied, keep: np.ndarray, lengths: Int64s, sums: Floats, largest: Floats
     ) -> None:
+        xp = tokens.xp
         self._bounds = (applied.at_low is not None, applied.at_high is not None)
         values = xp.where(keep, applied.weight, 0)
         of_weight = xp.host(xp.sums(values, lengths))
@@ -135,8 +138,11 @@ class MethodSums:
                 sums[row] = xp.host(xp.counts(flags & keep, lengths))
         counted = int(sums[KEPT].sum() - sums[NOT_FINITE].sum())
         if counted:
-            first, counts = xp.histogram(values if counted == lengths.sum() else values[keep])
-            self._batch_histogram[first : first + len(counts)] += counts
+            for sign, part in _histograms(tokens, values):
+                first, counts = part
+                self._batch_histogram[first : first + len(counts)] += sign * counts
+            # what isn't kept stands among the values as 0
+            self._batch_histogram[0] -= len(values) - counted
 
     def end_batch(self, batch: BatchParts) -> None:
         """Sum up the chunks of a batch, which were all of it."""
@@ -208,6 +214,21 @@ class MethodSums:
             if both + only_limit == 0:
                 break
         return tuple(found)
+
+
+def _histograms(tokens: Tokens, values: Array) -> list[tuple[int, tuple[int, Int64s]]]:
+    """Histograms to add and take off for that of values: the first method's of these tokens, and what differs."""
+    xp = tokens.xp
+    others, histogram = tokens.once("weights", lambda: (values, xp.histogram(values)))
+    if others is values:
+        return [(1, histogram)]
+    differs = others != values
+    count = xp.total(differs)
+    if count > len(values) / _FEW:
+        return [(1, xp.histogram(values))]
+    if not count:
+        return [(1, histogram)]
+    return [(1, histogram), (-1, xp.histogram(others[differs])), (1, xp.histogram(values[differs]))]
 
 
 def _means(steps: Sequence[StepFigures]) -> dict[str, float]:

@@ -19,14 +19,10 @@ def rollout_sum(tokens: Tokens) -> Array:
 
 def mismatch_stats(tokens: Tokens) -> dict[str, Array]:
     """Sums over the tokens in the loss of each response: what `mismatch` is worked out from."""
-    xp = tokens.xp
 
     def squared() -> Array:
         ratio = tokens.clipped_ratio(LOG_RATIO_LIMIT)
         return tokens.sum(ratio * ratio)
-
-    def distance() -> Array:
-        return tokens.sum(xp.absolute(tokens.log_ratio))
 
     return {
         "count": tokens.count,
@@ -35,7 +31,7 @@ def mismatch_stats(tokens: Tokens) -> dict[str, Array]:
         "trained": tokens.once("trained_sum", lambda: tokens.sum(tokens.trained)),
         "k3": tokens.once("k3_sum", lambda: tokens.sum(tokens.k3)),
         "squared": tokens.once("squared_sum", squared),
-        "distance": tokens.once("distance_sum", distance),
+        "distance": tokens.once("distance_sum", lambda: tokens.sum(tokens.distance)),
     }
 
 

@@ -26,6 +26,10 @@ class Runs(NamedTuple):
     of_response: Int64s
 
 
+_OF_ALL = ("log_ratio", "ratio", "distance", "reach")
+"""What doesn't depend on which tokens are in the loss."""
+
+
 class Tokens:
     """R responses with N tokens, whose log-probabilities are finite, in one floating type.
 
@@ -70,7 +74,7 @@ class Tokens:
         other = copy(self)
         other.mask = mask
         other._all_in_loss = False
-        other._known = {name: self._known[name] for name in ("log_ratio", "ratio") if name in self._known}
+        other._known = {name: self._known[name] for name in _OF_ALL if name in self._known}
         return other
 
     def in_float32(self) -> Self:
@@ -100,6 +104,11 @@ class Tokens:
         return self.once("log_ratio", lambda: self.trained - self.rollout)
 
     @property
+    def distance(self) -> Array:
+        """Its absolute value, shape [N]."""
+        return self.once("distance", lambda: self.xp.absolute(self.log_ratio))
+
+    @property
     def ratio(self) -> Array:
         """Trainer's probability over the engine's, shape [N]; infinite where that overflows."""
         return self.once("ratio", lambda: self.xp.exp(self.log_ratio))
@@ -125,12 +134,15 @@ class Tokens:
         return self.once("ones", lambda: self.xp.cast(self.mask | ~self.mask, self.dtype))
 
     def clipped_log_ratio(self, limit: float) -> Array:
-        """`log_ratio` between -limit and limit."""
+        """`log_ratio` between -limit and limit; the same array where nothing is cut."""
+        if self.once("reach", lambda: float(self.distance.max()) if len(self.distance) else 0.0) <= limit:
+            return self.log_ratio
         return self.once(f"log_ratio {limit}", lambda: self.xp.clip(self.log_ratio, -limit, limit))
 
     def clipped_ratio(self, limit: float) -> Array:
         """Its exponential, shape [N]."""
-        return self.once(f"ratio {limit}", lambda: self.xp.exp(self.clipped_log_ratio(limit)))
+        cut = self.clipped_log_ratio(limit)
+        return self.ratio if cut is self.log_ratio else self.once(f"ratio {limit}", lambda: self.xp.exp(cut))
 
     @property
     def log_ratio_sum(self) -> Array:
@@ -152,13 +164,17 @@ class Tokens:
 
     def largest(self, values: Array, empty: float = 0.0) -> Array:
         """Largest value over the tokens in the loss of each response; `empty` where nothing is in it."""
-        lowest = values if self._all_in_loss else self.xp.where(self.mask, values, -np.inf)
-        found = self.xp.largest(lowest, self.lengths, empty)
-        return found if self._all_in_loss else self.xp.where(self.count > 0, found, empty)
+        if self._all_in_loss:
+            return self.xp.largest(values, self.lengths, empty)
+        found = self.xp.largest(self.xp.where(self.mask, values, -np.inf), self.lengths, empty)
+        return self.xp.where(self.count > 0, found, empty)
 
     def smallest(self, values: Array, empty: float = 0.0) -> Array:
         """Smallest value over the tokens in the loss of each response; `empty` where nothing is in it."""
-        return -self.largest(-values, -empty)
+        if self._all_in_loss:
+            return self.xp.smallest(values, self.lengths, empty)
+        found = self.xp.smallest(self.xp.where(self.mask, values, np.inf), self.lengths, empty)
+        return self.xp.where(self.count > 0, found, empty)
 
     def count_of(self, flags: Array) -> Array:
         """Tokens in the loss of each response that have a flag, int64 of shape [R]."""

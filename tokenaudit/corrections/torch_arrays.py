@@ -72,6 +72,9 @@ class TorchArrays:
     def largest(self, values: Tensor, lengths: Int64s, empty: float) -> Tensor:  # noqa: D102
         return self._reduced("max", values, lengths, empty)
 
+    def smallest(self, values: Tensor, lengths: Int64s, empty: float) -> Tensor:  # noqa: D102
+        return self._reduced("min", values, lengths, empty)
+
     def sorted(self, values: Tensor) -> Tensor:  # noqa: D102
         return torch.sort(values).values
 

@@ -151,12 +151,20 @@ def _smallest_squares(tokens: Tokens, threshold: float) -> Array:
 
     Of equal ones at the limit the last are kept, as by the trainer's sort.
     """
+    xp = tokens.xp
     squares = tokens.log_ratio * tokens.log_ratio
-    ordered = tokens.xp.host(tokens.xp.sorted(squares[tokens.mask]))
+    # the mean of these is below the threshold, however it is rounded
+    is_small = tokens.mask & (squares < threshold / 2)
+    small = xp.total(is_small)
+    ordered = xp.host(xp.sorted(squares[tokens.mask & ~is_small]))
     if not len(ordered):
         return tokens.mask
-    sums = np.cumsum(ordered, dtype=np.float64).astype(ordered.dtype)
-    below = np.flatnonzero(sums / np.arange(1, len(ordered) + 1, dtype=ordered.dtype) < threshold)
+    exact = xp.cast(xp.where(is_small, squares, 0), "float64" if "float64" in xp.dtypes else tokens.dtype)
+    sums = np.cumsum(ordered, dtype=np.float64) + float(xp.host(xp.sums(exact, tokens.lengths)).sum(dtype=np.float64))
+    counts = np.arange(small + 1, small + len(ordered) + 1, dtype=ordered.dtype)
+    below = np.flatnonzero(sums.astype(ordered.dtype) / counts < threshold)
+    if small and not len(below):
+        return is_small
     kept = int(below[-1]) + 1 if len(below) else 1
     limit = float(ordered[kept - 1])
     up_to = int(np.searchsorted(ordered, limit, "right"))

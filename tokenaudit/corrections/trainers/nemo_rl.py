@@ -90,7 +90,7 @@ class NemoRl(Correction):
             outside = at_low | at_high
         elif kind == "icepop":
             outside = ~((ratio >= low) & (ratio <= high))
-            weight = xp.where(outside, 0.0, ratio)
+            weight = xp.where(~outside, ratio, 0)
         stats: dict[str, Array] = {"count": tokens.count}
         if outside is not None:
             stats["outside"] = tokens.count * xp.cast(outside, "int64") if sequence else tokens.count_of(outside)

@@ -69,7 +69,7 @@ class OpenInstruct(Correction):
 
     def apply(self, tokens: Tokens) -> Applied:  # noqa: D102
         xp = tokens.xp
-        distance = tokens.once("distance", lambda: xp.absolute(tokens.log_ratio))
+        distance = tokens.distance
         stats = {
             "count": tokens.count,
             "distance": tokens.once("distance_sum", lambda: tokens.sum(distance)),

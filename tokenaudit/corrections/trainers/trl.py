@@ -93,9 +93,8 @@ class Trl(Correction):
                 dropped = flags[0] if len(flags) == 1 else flags[0] | flags[1] if flags else None
                 weight = ratio if dropped is None else xp.where(dropped, 0.0, ratio)
                 at_low = at_high = None
-            distance = tokens.once("distance", lambda: xp.absolute(tokens.log_ratio))
-            stats["distance"] = tokens.once("distance_sum", lambda: tokens.sum(distance))
-            stats["distance_max"] = tokens.once("distance_max", lambda: tokens.largest(distance))
+            stats["distance"] = tokens.once("distance_sum", lambda: tokens.sum(tokens.distance))
+            stats["distance_max"] = tokens.once("distance_max", lambda: tokens.largest(tokens.distance))
             if sequence:
                 stats["weight"] = weight
                 weight, dropped, at_low, at_high = (

@@ -150,7 +150,7 @@ class Verl(Correction):
         # the trainer's figures take a lower bound of 1 / upper where none is given, and logarithms in float32
         floor = 1 / upper if lower is None else lower
         high, low = ratio > upper, ratio < floor
-        weight = xp.clip(ratio, None, upper) if lower is None else xp.where(high | low, 0.0, ratio)
+        weight = xp.clip(ratio, None, upper) if lower is None else xp.where(~(high | low), ratio, 0)
         spread = (weight - 1) * (weight - 1)
         if sequence:
             count = xp.cast(tokens.count, tokens.dtype)
