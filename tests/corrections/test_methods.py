@@ -80,6 +80,71 @@ def test_a_trainers_own_refusal_is_ours():
     assert "(upper, lower)" in refused(["xtuner: rollout_is_threshold=[0.5, 2.0]"])
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("verl: rollout_is=token, rollout_is=sequence", '"rollout_is" is there twice'),
+        ("areal: rejection_sampling=null, rejection_sampling.level=token", '"rejection_sampling.level" is there twice'),
+        ("areal: rejection_sampling.level=token, rejection_sampling=null", '"rejection_sampling" is there twice'),
+        ("trl: vllm_importance_sampling_clip_max=nan", "nan is no number"),
+        ("trl: vllm_importance_sampling_clip_max='nan'", '"nan" is no number'),
+        ("skyrl: geo_mask_high=true", "true is no number"),
+        ("roll: filters=[{enabled=true}, {enabled=true, diff_low=nan}]", "nan is no number"),
+        ("xtuner: rollout_is_threshold=[2.0, true]", "true is no number"),
+        ("verl: rollout_is=token, rollout_is_threshold=nan_2", "nan is no bound"),
+        ("xtuner: rollout_is_threshold=2.0", "a list is wanted"),
+        ("areal: rejection_sampling=ratio", "a table is wanted"),
+    ],
+)
+def test_what_is_no_setting_is_refused(spec: str, said: str):
+    assert said in refused([spec])
+
+
+def test_long_values_are_cut_in_messages():
+    assert len(refused([f"verl: rollout_is=token, rollout_is_threshold={'x' * 100_000}"])) < 1000
+
+
+def test_tables_may_be_json_and_flags_as_on_the_trainers_command_line():
+    (toml,) = methods_of(["roll: filters=[{enabled=true, ratio_low=0.5}]"])
+    (as_json,) = methods_of(['roll: filters=[{"enabled": true, "ratio_low": 0.5}]'])
+    assert toml.correction == as_json.correction
+    (flag,) = methods_of(["openrlhf: is_correction_enable=true, is_correction_threshold=0.25 4"])
+    assert flag.correction.model_dump()["is_correction_threshold"] == (0.25, 4.0)
+
+
+def test_a_name_is_one_printable_line():
+    assert [
+        method.name for method in methods_of([" trl:\n  vllm_importance_sampling_mode=token_mask ", "trl:", "trl: "])
+    ] == [
+        "trl: vllm_importance_sampling_mode=token_mask",
+        "trl:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "note"),
+    [
+        ("verl: rollout_is_threshold=3.0", "rollout_is_threshold does nothing"),
+        ("xtuner: rollout_is_threshold=[2, 0.5], rollout_is_mask_threshold=[2, 0.5]", "mask_threshold does nothing"),
+        ("slime: use_tis=false", "use_tis: false leaves no weight"),
+        ("slime: tis_clip=1, tis_clip_low=2", "tis_clip_low is above tis_clip"),
+        ("skyrl: sequence_mask_metric=geometric, geo_mask_low=3", "geo_mask_low is above geo_mask_high"),
+        ("skyrl: token_mask_is_threshold_low=2, token_mask_is_threshold_high=1", "nothing is kept"),
+        ("openrlhf: is_correction_enable=true, is_correction_threshold=[5, 0.5]", "above the upper one"),
+    ],
+)
+def test_what_the_trainer_silently_does_is_noted(spec: str, note: str):
+    (method,) = methods_of([spec])
+    assert any(note in one for one in method.notes), method.notes
+
+
+def test_null_can_be_written_in_toml(tmp_path: Path):
+    file = tmp_path / "methods.toml"
+    file.write_text("[[method]]\ntrainer = 'roll'\noptions = {is_weight = {enabled = true, upper_bound = 'null'}}\n")
+    (method,) = methods_of([], file)
+    assert method.correction.model_dump()["is_weight"]["upper_bound"] is None
+
+
 TOML = """
 [[method]]
 name = "strict"
@@ -119,6 +184,14 @@ def test_a_file_lists_methods_by_name(tmp_path: Path):
         ("[[method]]\ntrainer = 'xtuner'\ndtype = 'bf16'", "'float32' or 'float64'"),
         ("[[method]]\ntrainer = 'xtuner'\n[[method]]\ntrainer = 'xtuner'", "is there twice"),
         ("[[method]]\ntrainer = 'xtuner'\noptions = {rollout_is_mode = 1}", "method 1: rollout_is_mode"),
+        ("[[method]]\ntrainer = 'xtuner'\nname = \"a\\nb\"", "can't stand in a table"),
+        ("[[method]]\ntrainer = 'xtuner'\nname = '" + "x" * 301 + "'", "can't stand in a table"),
+        ("[[method]]\ntrainer = 'trl'\nname = '\u202e'", "can't stand in a table"),
+        ('{"method": [1, {}]}', "method 1"),
+        ('{"method": [1, {}]}', "trainer is missing"),
+        ('{"method": [{"trainer": "trl", "trainer": "verl"}]}', '"trainer" is there twice'),
+        ('{"method": ' + "[" * 100_000, "not JSON"),
+        ('{"method": [' + ",".join(["{}"] * 301) + "]}", "301 methods"),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_to_do(tmp_path: Path, text: str, said: str):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from tokenaudit.contracts.files import read_bounded
 from tokenaudit.corrections.arrays import Arrays
 from tokenaudit.corrections.correction import Correction, Dtype
 from tokenaudit.corrections.logprobs import BOTH
+from tokenaudit.corrections.option_texts import parts_of_text, put, value_of_text, written
 from tokenaudit.corrections.trainers import ALIASES, TRAINERS, correction_class
 
 WELL_KNOWN: Mapping[str, str] = {
@@ -38,9 +37,10 @@ WELL_KNOWN: Mapping[str, str] = {
 """One well-known setting of each kind, by the name that it is shown under."""
 
 _MOST_BYTES = 2**20
-_MOST_METHODS = 100
-_OPTION = re.compile(r"\s*[A-Za-z_][\w.-]*\s*=")
-_GROUPED_NUMBER = re.compile(r"[+-]?\d[\d_.]*_[\d_.]*\d")
+_MOST_METHODS = 300
+_MOST_CHARACTERS = 300
+_SAID = dict.fromkeys(("model_type", "dict_type"), "a table is wanted") | {"tuple_type": "a list is wanted"}
+"""What is said of values of a wrong type, where pydantic speaks of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Method:
     def setting(self) -> str:
         """The preset and the options that were given, as `methods_of` reads them."""
         options = self.correction.model_dump(mode="json", exclude_unset=True)
-        text = ", ".join(_written(options))
+        text = ", ".join(written(options))
         return f"{self.correction.TRAINER}: {text}" if text else self.correction.TRAINER
 
     def why_not(self, columns: Collection[str], xp: Arrays) -> str | None:
@@ -89,7 +89,7 @@ def methods_of(specs: Sequence[str], file: Path | None = None, dtype: Dtype | No
     in_file = {} if file is None else _in_file(file, dtype)
     found: list[Method] = []
     problems: list[Problem] = []
-    for spec in dict.fromkeys(specs or in_file or WELL_KNOWN):
+    for spec in dict.fromkeys(map(name_of, specs or in_file or WELL_KNOWN)):
         try:
             found.append(in_file[spec] if spec in in_file else _of_spec(spec, dtype, in_file))
         except TokenauditError as error:
@@ -101,90 +101,30 @@ def methods_of(specs: Sequence[str], file: Path | None = None, dtype: Dtype | No
     return found
 
 
+def name_of(spec: str) -> str:
+    """What a method is called that is asked for by a text: the text in one line, printable."""
+    return printable(" ".join(spec.split()))
+
+
 def _of_spec(spec: str, dtype: Dtype | None, in_file: Mapping[str, Method]) -> Method:
     trainer, _, text = WELL_KNOWN.get(spec, spec).partition(":")
-    source = f"--method {spec}"
+    source = f"--method {_short(spec)}"
     options: dict[str, Any] = {}
     notes: list[str] = []
     problems: list[Problem] = []
-    for part in _parts(text) if text.strip() else ():
+    for part in parts_of_text(text) if text.strip() else ():
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             hint = "write PRESET: KEY=VALUE, KEY=VALUE"
             problems.append(Problem(f"{shown(part.strip())} is no KEY=VALUE", source, hint))
             continue
-        parsed, note = _value(value.strip())
+        parsed, note = value_of_text(value.strip())
         notes += [f"{key.strip()}={note}"] if note else []
-        _put(options, key.strip().replace("-", "_").split("."), parsed)
+        if not put(options, key.strip().replace("-", "_").split("."), parsed):
+            problems.append(Problem(f"{shown(key.strip())} is there twice", source, "leave one of them out"))
     if problems:
         raise UsageError(problems)
-    return _method(spec.strip(), trainer.strip(), options, dtype, source, notes, in_file)
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Options, cut at commas outside of quotes and brackets that another option follows."""
-    depth, quote, begin = 0, "", 0
-    for at, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-        elif char == "," and depth == 0 and _OPTION.match(text, at + 1):
-            yield text[begin:at]
-            begin = at + 1
-    yield text[begin:]
-
-
-def _put(options: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *above, last = path
-    for part in above:
-        inner = options.setdefault(part, {})
-        if not isinstance(inner, dict):
-            inner = options[part] = {}
-        options = inner
-    options[last] = value
-
-
-def _value(text: str) -> tuple[Any, str]:
-    """A value as the trainers' YAML would read it, and what is odd about that."""
-    if text.lower() in ("null", "none", "~", ""):
-        return None, ""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true", ""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text, ""
-    if isinstance(value, int | float) and not isinstance(value, bool) and _GROUPED_NUMBER.fullmatch(text):
-        low, _, high = text.partition("_")
-        other = f'"{text}"' if re.fullmatch(r"[\d.]+", high) and low else text
-        return value, f"{text} reads as {value!r} without quotes, in YAML too; write {other} for two bounds"
-    return value, ""
-
-
-def _written(options: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Options as `KEY=VALUE`, those of tables dotted."""
-    for name, value in options.items():
-        if isinstance(value, dict) and value:
-            yield from _written(value, f"{above}{name}.")
-        else:
-            is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) and _value(value)[0] == value
-            yield f"{above}{name}={value if is_word else _toml(value)}"
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML has it."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items() if inner is not None) + "}"
-        case list():
-            return f"[{', '.join(map(_toml, value))}]"
-        case _:
-            return json.dumps(value, ensure_ascii=False)
+    return _method(spec, trainer.strip(), options, dtype, source, notes, in_file)
 
 
 def _method(
@@ -209,7 +149,24 @@ def _method(
         correction = kind.model_validate(dict(options))
     except ValidationError as error:
         raise UsageError(list(_problems(error, kind, source))) from error
+    odd = list(_no_numbers(options, correction.model_dump(), source))
+    if odd:
+        raise UsageError(odd)
     return Method(name, correction, dtype or correction.DTYPE, (*notes, *correction.notes()))
+
+
+def _no_numbers(given: Any, taken: Any, place: str) -> Iterator[Problem]:
+    """Values of which a number was made that aren't any."""
+    match taken:
+        case dict():
+            for name, value in taken.items():
+                yield from _no_numbers(given.get(name) if isinstance(given, dict) else None, value, f"{place}: {name}")
+        case list() | tuple():
+            of_each = given if isinstance(given, list) and len(given) == len(taken) else [None] * len(taken)
+            for value, part in zip(of_each, taken, strict=True):
+                yield from _no_numbers(value, part, place)
+        case float() if taken != taken or isinstance(given, bool):
+            yield Problem(f"{shown(given)} is no number", place, "take null, or leave it out, for none")
 
 
 def _problems(error: ValidationError, kind: type[BaseModel], source: str) -> Iterator[Problem]:
@@ -221,11 +178,17 @@ def _problems(error: ValidationError, kind: type[BaseModel], source: str) -> Ite
         if fault["type"] == "extra_forbidden":
             hint = nearest_hint(path[-1], _fields_at(kind, path[:-1]), "options")
             yield Problem(f"there is no option {shown(path[-1])}", place, hint)
+        elif fault["type"] == "missing":
+            yield Problem(f"{dotted(path)} is missing", place)
         elif not path or path[0] not in seen:
             # a value that fits none of several types is a fault for each
             seen.update(path[:1])
-            said = fault["msg"].removeprefix("Value error, ")
+            said = _SAID.get(fault["type"]) or _short(fault["msg"].removeprefix("Value error, "))
             yield Problem(f"{dotted(path)} is {shown(fault['input'])}: {said}" if path else said, place)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _fields_at(kind: type[Any], path: Sequence[str]) -> Iterator[str]:
@@ -256,6 +219,30 @@ class _Entry(BaseModel):
     dtype: Dtype | None = None
 
 
+def _table(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{shown(name)} is there twice in a table")
+        table[name] = value
+    return table
+
+
+def _with_null(value: Any) -> Any:
+    """Options of TOML, which has no null: the text "null" stands for it."""
+    match value:
+        case dict():
+            return {name: _with_null(part) for name, part in value.items()}
+        case list():
+            return [_with_null(part) for part in value]
+    return None if value == "null" else value
+
+
 def _in_file(path: Path, dtype: Dtype | None) -> dict[str, Method]:
     """The methods of a file by their names."""
     source = str(path)
@@ -268,7 +255,7 @@ def _in_file(path: Path, dtype: Dtype | None) -> dict[str, Method]:
         if len(content) > _MOST_BYTES:
             raise UsageError(Problem("a file of methods larger than 1 MiB", source, hint))
         is_json = path.suffix == ".json" or content.lstrip().startswith(b"{")
-        data = json.loads(content) if is_json else parse_toml(content, source)
+        data = json.loads(content, object_pairs_hook=_table) if is_json else parse_toml(content, source)
     except ConfigError as error:
         raise UsageError(error.problems) from error
     except (ValueError, RecursionError) as error:
@@ -276,6 +263,8 @@ def _in_file(path: Path, dtype: Dtype | None) -> dict[str, Method]:
     listed = data.get("method") if isinstance(data, dict) else data
     if not isinstance(listed, list) or not listed:
         raise UsageError(Problem("there are no methods", source, hint))
+    if len(listed) > _MOST_METHODS:
+        raise UsageError(Problem(f"{len(listed)} methods", source, f"up to {_MOST_METHODS} can be in a file"))
     found: dict[str, Method] = {}
     problems: list[Problem] = []
     for number, table in enumerate(listed, 1):
@@ -283,11 +272,17 @@ def _in_file(path: Path, dtype: Dtype | None) -> dict[str, Method]:
         try:
             entry = _Entry.model_validate(table)
             name = entry.name or entry.trainer
+            if name != name_of(name) or len(name) > _MOST_CHARACTERS:
+                what = f"the name {shown(name)} can't stand in a table"
+                raise UsageError(
+                    Problem(what, place, f"take up to {_MOST_CHARACTERS} printable characters in one line")
+                )
             if name in found:
                 raise UsageError(
                     Problem(f"method {shown(name)} is there twice", place, "give each a `name` of its own")
                 )
-            found[name] = _method(name, entry.trainer, entry.options or {}, dtype or entry.dtype, place)
+            options = (entry.options or {}) if is_json else _with_null(entry.options or {})
+            found[name] = _method(name, entry.trainer, options, dtype or entry.dtype, place)
         except ValidationError as error:
             problems += _problems(error, _Entry, place)
         except TokenauditError as error:

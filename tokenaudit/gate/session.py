@@ -95,11 +95,12 @@ def with_corrections(
     if not names or request.simulate:
         return result
     from tokenaudit.corrections.devices import choose_arrays
-    from tokenaudit.corrections.methods import methods_of
+    from tokenaudit.corrections.methods import methods_of, name_of
     from tokenaudit.corrections.session import corrections_of_log
 
     report = corrections_of_log(request, methods_of(names, methods_file), choose_arrays("auto")).report
-    return replace(result, corrections={method.name: _corrected(method) for method in report.methods})
+    found = {method.name: _corrected(method) for method in report.methods}
+    return replace(result, corrections={name: found[name_of(name)] for name in names})
 
 
 def _corrected(method: MethodResult) -> Corrected:

@@ -191,7 +191,7 @@ def _method(method: MethodResult) -> dict[str, Any]:
         "divisor",
     )
     return {name: getattr(method, name) for name in own} | {
-        "options": dict(method.options),
+        "options": _plain(method.options),
         "notes": list(method.notes),
         "totals": _part(PartFigures(method.totals, method.weights)),
         "metrics": _numbers(method.metrics),
@@ -221,6 +221,18 @@ def _part(part: PartFigures) -> dict[str, Any]:
 
 def _counts(counts: TokenCounts) -> dict[str, int]:
     return {name: getattr(counts, name) for name in COUNTS}
+
+
+def _plain(value: Any) -> Any:
+    """Options as JSON holds them."""
+    match value:
+        case Mapping():
+            return {name: _plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_plain(part) for part in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
 
 
 def _numbers(values: Mapping[str, float | int | None]) -> dict[str, PlainNumber]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import field_validator
 
 from tokenaudit.corrections.arrays import Array
 from tokenaudit.corrections.correction import Applied, Correction, Stats
@@ -22,10 +23,19 @@ class OpenRlhf(Correction):
     is_correction_type: Literal["tis", "icepop", "seq-mask-tis"] = "tis"
     is_correction_threshold: tuple[float, float] = (0.5, 5.0)
 
+    @field_validator("is_correction_threshold", mode="before")
+    @classmethod
+    def _as_the_flag_has_it(cls, threshold: Any) -> Any:
+        """Two numbers with a space between, as on the trainer's command line, are two numbers."""
+        return threshold.split() if isinstance(threshold, str) else threshold
+
     def notes(self) -> tuple[str, ...]:  # noqa: D102 - see the base
         if not self.is_correction_enable:
             ignored = sorted(self.model_fields_set - {"is_correction_enable"})
             return tuple(f"{name} is not looked at without is_correction_enable" for name in ignored)
+        low, high = self.is_correction_threshold
+        if low > high:
+            return (f"the lower bound {low} is above the upper one {high}, which the trainer doesn't check",)
         if self.is_correction_type == "tis":
             return ("weights are raised to the lower bound too",)
         overflow = "a token whose ratio overflows isn't dropped: the loss becomes nan"

@@ -35,8 +35,8 @@ class Skyrl(Correction):
 
     def notes(self) -> tuple[str, ...]:  # noqa: D102 - see the base
         found = []
-        bounds = (self.token_mask_is_threshold_low, self.token_mask_is_threshold_high)
-        if (bounds[0] is None) != (bounds[1] is None):
+        token_bounds = (self.token_mask_is_threshold_low, self.token_mask_is_threshold_high)
+        if (token_bounds[0] is None) != (token_bounds[1] is None):
             found.append("with only one of token_mask_is_threshold_low and _high the trainer masks no token")
         used = {
             "token_tis_ratio_clip_high": self.tis_ratio_type == "token",
@@ -48,6 +48,16 @@ class Skyrl(Correction):
         }
         found += [
             f"{name} does nothing here" for name, does in used.items() if name in self.model_fields_set and not does
+        ]
+        bounds = {
+            "geo_mask": (self.geo_mask_low, self.geo_mask_high, self.sequence_mask_metric == "geometric"),
+            "product_mask": (self.product_mask_low, self.product_mask_high, self.sequence_mask_metric == "product"),
+            "token_mask_is_threshold": (*token_bounds, self._token_mask),
+        }
+        found += [
+            f"{name}_low is above {name}_high, which the trainer doesn't check: nothing is kept"
+            for name, (low, high, is_used) in bounds.items()
+            if is_used and (low or 0) > (high or 0)
         ]
         return tuple(found)
 

@@ -55,6 +55,11 @@ class Slime(Correction, mis.MisOptions):
         found = [f"{name} is not looked at by {self.function}" for name in ignored]
         if self.function == "mis":
             found += mis.notes(self)
+        if self.function in ("vanilla_tis", "icepop"):
+            if not self.use_tis:
+                found.append("use_tis: false leaves no weight, and drops nothing")
+            elif self.tis_clip_low > self.tis_clip:
+                found.append("tis_clip_low is above tis_clip, which the trainer doesn't check")
         if self.function == "icepop" and self.use_tis and self.tis_clip_low <= 0:
             found.append("with a tis_clip_low of 0 no token is dropped for a small ratio")
         if self.function == "opsm":

@@ -92,6 +92,8 @@ class Verl(Correction):
             found.append("weights are divided by their mean after the cap, so they can exceed it")
         if self.rollout_is_batch_normalize and not self._weighs:
             found.append("rollout_is_batch_normalize does nothing while rollout_is is off")
+        if self.rollout_is is None and threshold not in (None, 2.0):
+            found.append("rollout_is_threshold does nothing while rollout_is is off")
         if self.rollout_rs is None and self.rollout_rs_threshold is not None:
             found.append("rollout_rs_threshold does nothing while rollout_rs is off")
         if any(rejection.lower is not None for rejection in self._rejections()):
@@ -295,6 +297,9 @@ def _rejection(name: str, spec: str) -> Rejection:
 
 def _number(name: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise ValueError(f"{name}: the trainer can't read {text!r} as a number") from None
+    if math.isnan(number):
+        raise ValueError(f"{name}: nan is no bound")
+    return number

@@ -40,6 +40,8 @@ class Xtuner(Correction):
     def notes(self) -> tuple[str, ...]:  # noqa: D102 - see the base
         if self.rollout_is_threshold is None and (self.rollout_is_mask_threshold or self.rollout_is_veto_threshold):
             return ("without rollout_is_threshold the trainer switches mask and veto off too",)
+        if self.rollout_is_mode == "truncate" and self.rollout_is_mask_threshold:
+            return ("rollout_is_mask_threshold does nothing where rollout_is_mode is truncate",)
         return ()
 
     def apply(self, tokens: Tokens) -> Applied:  # noqa: D102
@@ -60,7 +62,8 @@ class Xtuner(Correction):
         stats["vetoed"] = tokens.count < 0
         if self.rollout_is_veto_threshold is not None:
             # the trainer takes these logarithms in float32, whatever its input
-            high, low = (float(np.log(np.float32(bound))) for bound in self.rollout_is_veto_threshold)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                high, low = (float(np.log(np.float32(bound))) for bound in self.rollout_is_veto_threshold)
             vetoed = tokens.any((tokens.log_ratio < low) | (tokens.log_ratio > high))
             keep = keep & tokens.spread(~vetoed)
             stats["vetoed"] = vetoed
