@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.audit.audit_cases import audited, findings_of
-from tests.audit.model import Run, changed, log_of
+from tests.audit.model import Run, changed, events_of, log_of, renumbered
 from tests.builders import Row
 from tokenaudit.audit.findings import Finding
 from tokenaudit.audit.rule import Severity
@@ -127,6 +127,44 @@ def test_rows_of_one_engine_are_named_with_what_they_share(change: Change, engin
     assert {rollout_id % engines for rollout_id in named} == {1}
     wrong = {row["rollout_id"] for row in LOG if row["event"] == "put" and is_off(row)}
     assert len(wrong - named) <= 0.15 * len(wrong)
+
+
+@pytest.mark.parametrize("engines", [3, 4, 5])
+def test_a_drift_of_most_engines_is_one_finding(engines: int, tmp_path: Path):
+    def is_off(row: Row) -> bool:
+        return row["rollout_id"] % engines != 1 and row["train_step"] > 11
+
+    (finding,) = found(tmp_path / "log", changed(LOG, only(stale(9), is_off)))
+    assert finding.name == "engine-drifts"
+    assert finding.extent is not None
+    assert finding.extent.lasts
+
+
+def computed_at_the_put(row: Row) -> Row:
+    """By a trainer that computes just as the engine does, under the weights of the put."""
+    sides = zip(row["logprobs"], row["train_logprobs"], row["response_model_steps"], strict=True)
+    return {"train_logprobs": [ours if made == row["train_step"] - 1 else theirs for ours, theirs, made in sides]}
+
+
+def test_a_trainer_that_computes_like_the_engine_is_no_copy(tmp_path: Path):
+    assert found(tmp_path / "log", changed(LOG, computed_at_the_put)) == []
+
+
+def test_a_copy_of_what_only_waited_is_a_warning(tmp_path: Path):
+    run = Run(steps=24, batch=8, group_size=8, round_tokens=80, mean_tokens=40, in_flight=40, partial=False)
+    events = events_of(log_of(run))
+    at = {rows[0]["train_step"]: n for n, rows in enumerate(events) if rows[0]["event"] == "take"}
+    # each step takes what was put two steps before
+    late = [rows for rows in events if rows[0]["event"] != "take" or rows[0]["train_step"] > 2]
+    for step in sorted(at)[2:]:
+        batch = events[at[step - 2]]
+        events[at[step]][:] = [row | {"train_step": step} for row in batch]
+    (finding,) = found(tmp_path / "log", renumbered(changed_events(late, copied)), run.config)
+    assert (finding.name, finding.severity) == ("logprobs-copied", Severity.WARNING)
+
+
+def changed_events(events: list[list[Row]], change: Change) -> list[list[Row]]:
+    return [changed(rows, change) for rows in events]
 
 
 def test_short_answers_are_judged_too(tmp_path: Path):

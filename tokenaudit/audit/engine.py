@@ -59,6 +59,8 @@ _BY_UNCERTAINTY = 0.5
 """How far off rows must be for their uncertainty, as a share of how far they must be at all."""
 _SURELY_SHARED, _ALSO_OFF = 0.9, 2.0
 """Share of the rows of a kind that are so many times off at least, from which on all rows of it are."""
+_LEAST_OLD = 1_000
+"""Tokens that were old when they were put, from which on they tell whether a column is a copy."""
 _OUTLIER_TOKENS, _SHORT_OUTLIER_TOKENS, _COPIED_TOKENS = 16, 6, 16
 """Tokens of a row before it is judged by itself."""
 
@@ -74,11 +76,12 @@ class Fault(StrEnum):
 
 
 class EngineFault(NamedTuple):
-    """One cause: its kind, the rows of the log concerned, ascending, and what holds for them."""
+    """One cause: its kind, the rows of the log concerned, ascending, what holds for them, and whether that is sure."""
 
     kind: Fault
     rows: Int64s
     text: str
+    is_sure: bool = True
 
 
 class EngineVerdict(NamedTuple):
@@ -107,19 +110,39 @@ def judged_engine(table: LogTable, found: Differences, train_step: Int64s) -> En
     for measure, search in searches:
         for part in task_parts(whole.only(~explained), measure):
             for fault in search(part, table):
-                faults.append(fault)
+                _add(faults, fault, table)
                 explained[np.searchsorted(whole.row, fault.rows)] = True
     return EngineVerdict(tuple(faults), **judged)
 
 
+def _add(faults: list[EngineFault], fault: EngineFault, table: LogTable) -> None:
+    """Add a fault; what drifts while others of its task do is of the same cause, such as most engines being stale."""
+    for at, other in enumerate(faults):
+        is_drift = {fault.kind, other.kind} in ({Fault.GROWN}, {Fault.GROWN, Fault.OUTLYING})
+        is_at_once = fault.rows[0] <= other.rows[-1] and other.rows[0] <= fault.rows[-1]
+        if is_drift and is_at_once and table["task"][fault.rows[0]] == table["task"][other.rows[0]]:
+            main, more = (fault, other) if other.kind is Fault.OUTLYING else (other, fault)
+            faults[at] = main._replace(rows=np.union1d(main.rows, more.rows), text=f"{main.text}; besides, {more.text}")
+            return
+    faults.append(fault)
+
+
 def _copied(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
+    """By tokens that were old at their put; where hardly any are, by those that grew old while they waited.
+
+    Of the latter a trainer that computes just as the engine does, and when a response is put, has equal values too.
+    """
     is_equal = (rows.known > 0) & (rows.equal >= COPIED_SHARE * rows.known)
     counted = is_equal & (rows.aged >= _COPIED_TOKENS) & (rows.aged_equal >= COPIED_SHARE * rows.aged)
     tokens = int(rows.aged[counted].sum())
-    if tokens >= LEAST_TOKENS:
+    is_sure = rows.old[is_equal].sum() >= _LEAST_OLD
+    if tokens >= LEAST_TOKENS and (is_sure or rows.old.sum() < _LEAST_OLD):
         share = 100 * rows.aged_equal[counted].sum() / tokens
         text = f"train_logprobs equal logprobs on {share:.1f} % of {tokens:,} tokens of staleness 1 or more: one column"
-        yield EngineFault(Fault.COPIED, rows.row[is_equal], f"{text} is a copy of the other, under whatever weights")
+        text += " is a copy of the other, under whatever weights"
+        if not is_sure:
+            text += ", or the trainer computes just like the engine, and when a response is put"
+        yield EngineFault(Fault.COPIED, rows.row[is_equal], text, is_sure)
 
 
 def _shifted(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:

@@ -27,8 +27,9 @@ _BLOCK_TOKENS, _LEAST_BLOCK_ROWS = 1_000, 8
 class EngineRows(NamedTuple):
     """Rows with both log-probabilities, in log order; sums over trainable tokens, fresh ones being of staleness 0.
 
-    `aged`, `aged_equal`, `known` and `equal` leave out tokens with 0 on both sides, of which nothing can be told: those
-    of staleness 1 or more, those of them that are equal, and both for all ages. `pairs` has the shape [12 x rows].
+    `aged` to `equal` leave out tokens with 0 on both sides, of which nothing can be told: those of staleness 1 or more,
+    those of them that are equal, those that had that staleness when they were put, and all and those that are equal.
+    `pairs` has the shape [12 x rows].
     """
 
     row: Int64s
@@ -42,6 +43,7 @@ class EngineRows(NamedTuple):
     fresh_squared: Floats
     aged: Floats
     aged_equal: Floats
+    old: Floats
     known: Floats
     equal: Floats
     pairs: Floats
@@ -64,6 +66,7 @@ def engine_rows(table: LogTable, found: Differences, train_step: Int64s) -> Engi
         return np.bincount(index[where], values[where], minlength=len(rows)).astype(np.float64, copy=False)
 
     is_known, is_fresh, is_aged = age >= -1, age == 0, age >= 1
+    is_old = is_aged & (trained_ages(found, table["train_step"]) >= 1)
     pairs = np.zeros((len(PAIR_SUMS), len(rows)))
     pairs[:, np.searchsorted(rows, found.pair_rows)] = found.pairs
     return EngineRows(
@@ -72,6 +75,7 @@ def engine_rows(table: LogTable, found: Differences, train_step: Int64s) -> Engi
         fresh_abs=by_row(found.abs_delta, is_fresh), fresh_largest=by_row(found.largest, is_fresh),
         fresh_ratio=by_row(found.ratio, is_fresh), fresh_squared=by_row(found.squared_ratio, is_fresh),
         aged=by_row(informative, is_aged), aged_equal=by_row(equal, is_aged),
+        old=by_row(informative, is_old),
         known=by_row(informative, is_known), equal=by_row(equal, is_known), pairs=pairs,
     )  # fmt: skip
 

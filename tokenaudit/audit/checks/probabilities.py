@@ -33,11 +33,12 @@ def _add_faults_of_engine(case: Case, findings: Findings, kind: Fault, checked: 
     findings.add_checked(getattr(verdict, checked), "tokens of tasks that have enough")
     for fault in verdict.faults:
         if fault.kind is kind:
-            findings.add_extent(fault.rows, fault.text)
+            findings.add_extent(fault.rows, fault.text, None if fault.is_sure else Severity.WARNING)
 
 
 @rule("P001", "logprobs-copied", Severity.ERROR,
-      "Both log-probabilities of tokens made under older weights are the same, so one column is a copy of the other.",
+      "Both log-probabilities of tokens made under older weights are the same, so one column is a copy of the other; a "
+      "warning where these only grew old after their put.",
       "Record what the trainer computes under the weights of the step, before its first update.",
       *BOTH)  # fmt: skip
 def _logprobs_copied(case: Case, findings: Findings) -> None:
