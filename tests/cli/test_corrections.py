@@ -98,6 +98,23 @@ def test_a_note_that_several_methods_share_stands_once(run_cli: Run):
     assert any(line.startswith("note: the log has no `advantage`; its sign is that of the reward") for line in notes)
 
 
+@pytest.mark.parametrize(("interval", "fresh"), [(1, 1 + 3 + 4 + 4), (2, 2 + 4 + 4 + 4)])
+def test_each_task_has_the_limit_of_its_own(run_cli: Run, tmp_path: Path, interval: int, fresh: int):
+    lists = {"logprobs": [-5.0] * 4, "train_logprobs": [-1.0] * 4, "response_model_steps": [3, 2, 1, 0]}
+    rows = [
+        put(group_id=group, rollout_id=group, train_step=4, tokens=4, task_name=task, agentic=agentic, **lists)
+        for group, (task, agentic) in enumerate([("a", False), ("b", False), ("c", False), ("a", True)])
+    ]
+    log = write_log(tmp_path / "log.parquet", numbered(rows))
+    limits = ("tasks.a.max_token_staleness=0", "tasks.b.max_token_staleness=2", "tasks.c.max_token_staleness=off")
+    settings = [part for text in (*limits, f"timeline.sync_weights_interval={interval}") for part in ("-s", text)]
+    ran = run_cli("corrections", log, "-m", "icepop", "--isolated", *settings, "-o", tmp_path / "found.json")
+    (method,) = json.loads((tmp_path / "found.json").read_text())["methods"]
+    assert (method["totals"]["dropped"], method["dropped_fresh"]) == (16, fresh)
+    said = f"{100 * fresh / 16:.1f} % of them are younger than your limits (a 0, b 2)"
+    assert said in ran.out.splitlines()[1]
+
+
 def test_presets_that_do_nothing_say_that_it_is_their_default(run_cli: Run):
     lines = run_cli("corrections", SAMPLE, "-m", "verl", "-m", "nemo-rl").out.splitlines()
     assert lines[1] == "verl drops nothing and weighs nothing with its defaults"

@@ -84,6 +84,7 @@ class MethodSums:
         self._by_task, self._by_sign = PartSums(tasks), PartSums(len(SIGNS))
         self._by_age, self._by_position = PartSums(AGES), PartSums(len(POSITIONS))
         self._limits = np.zeros((2, AGES))
+        self._by_stale = np.zeros((2, 2))
         self._steps: list[StepFigures] = []
         self._histogram = np.zeros(CODES, dtype=np.int64)
         self._bounds: WeightBounds = None
@@ -159,6 +160,7 @@ class MethodSums:
         for by, (grouping, part) in ((self._by_age, parts.age_pairs), (self._by_position, parts.position_pairs)):
             by.add_responses(part, *grouping.sums(of_loss))
         self._limits += parts.by_limit_age.sums(of_loss)
+        self._by_stale += parts.by_stale.sums(of_loss)
         responses, largest_of = parts.by_response.sums(sums), parts.by_response.largest(largest)
         step = PartSums(1)
         everything = Grouping(np.zeros(len(batch.task), dtype=np.int64), 1)
@@ -186,6 +188,7 @@ class MethodSums:
         return {
             "totals": self._total.counts(0),
             "weights": self._total.weights(0, self._bounds, self._histogram),
+            "dropped_fresh": int(self._by_stale[0, 0] - self._by_stale[1, 0]),
             "divisor": sum(step.divisor for step in steps),
             "metrics": _means(steps),
             "by_step": tuple(steps),

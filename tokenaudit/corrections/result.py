@@ -187,6 +187,7 @@ class MethodResult:
         unknown_advantage_tokens: tokens in the loss, left out as the method asks for an advantage that isn't known.
         totals: what becomes of all tokens.
         weights: the weights of those that are kept.
+        dropped_fresh: dropped tokens that the `max_token_staleness` of their task keeps.
         divisor: tokens that the loss divides by, all steps together.
         metrics: the figures that the trainer logs, under its own names: the mean over the batches of steps that have
             them, those of the batch itself where there is one.
@@ -213,6 +214,7 @@ class MethodResult:
     unknown_advantage_tokens: int = 0
     totals: TokenCounts = field(default_factory=TokenCounts)
     weights: WeightFigures | None = None
+    dropped_fresh: int = 0
     divisor: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     by_step: tuple[StepFigures, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
@@ -113,7 +114,9 @@ def corrections_of_log(
     with no_collections():
         plan = taken_responses(digest, config, request.timeline, selection, progress)
     why_not = {method.name: method.why_not(log.columns, xp) for method in methods}
-    run = _Run(plan, [method for method in methods if why_not[method.name] is None], xp)
+    thresholds = (config.token_stale_threshold(task) for task in plan.tasks)
+    stale_from = np.array([math.inf if threshold is None else threshold for threshold in thresholds])
+    run = _Run(plan, [method for method in methods if why_not[method.name] is None], xp, stale_from)
     if run.methods:
         for batch in taken_batches(log, plan, request.stage(f"correcting {log.name}", log.rows)):
             run.add(batch)
@@ -174,10 +177,12 @@ class _Run:
         plan: the responses.
         methods: the methods to run.
         xp: the functions on arrays.
+        stale_from: the staleness from which the config masks tokens of each task.
     """
 
-    def __init__(self, plan: MaskPlan, methods: Sequence[Method], xp: Arrays) -> None:
+    def __init__(self, plan: MaskPlan, methods: Sequence[Method], xp: Arrays, stale_from: Floats) -> None:
         self._plan = plan
+        self._stale_from = stale_from
         self._xp = xp
         self.methods = methods
         self._asked = [Asked(method.correction, method.dtype) for method in methods]
@@ -233,7 +238,7 @@ class _Run:
         task, sign = plan.task[batch.entries], sign_codes(advantages)
         return BatchParts(
             batch.train_step,
-            parts_of(stretches, self._exempt(batch)),
+            parts_of(stretches, self._exempt(batch), self._stale_from[task]),
             Grouping(task, len(plan.tasks)),
             Grouping(sign, len(SIGNS)),
             task,

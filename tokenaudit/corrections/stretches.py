@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenaudit.corrections.ages import AGES, Grouping, ages
 from tokenaudit.corrections.result import Position
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import Bools, Floats, Int64s
 from tokenaudit.masks.plan import MaskPlan
 
 POSITIONS = tuple(Position)
@@ -66,6 +66,7 @@ class Parts(NamedTuple):
         by_response: R responses.
         by_cell: ages x positions.
         by_limit_age: ages, 0 where no staleness limit applies.
+        by_stale: whether the config's own limit masks a stretch as stale, 0 or 1.
         age_pairs: the pairs of response and age that there are, and the age of each.
         position_pairs: the same of positions.
     """
@@ -73,12 +74,20 @@ class Parts(NamedTuple):
     by_response: Grouping
     by_cell: Grouping
     by_limit_age: Grouping
+    by_stale: Grouping
     age_pairs: tuple[Grouping, Int64s]
     position_pairs: tuple[Grouping, Int64s]
 
 
-def parts_of(stretches: Stretches, is_exempt: Bools) -> Parts:
-    """The parts of a batch; `is_exempt` are the responses that no staleness limit applies to, shape [R]."""
+def parts_of(stretches: Stretches, is_exempt: Bools, stale_from: Floats) -> Parts:
+    """The parts of a batch.
+
+    Args:
+        stretches: its stretches.
+        is_exempt: the responses that no staleness limit applies to, shape [R].
+        stale_from: the staleness from which the config's own limit masks the tokens of each, shape [R]; inf: none.
+    """
+    is_stale = (stretches.age - 1 >= stale_from[stretches.response]) & ~is_exempt[stretches.response]
     response, age = stretches.response, stretches.age
 
     def pairs(key: Int64s, count: int) -> tuple[Grouping, Int64s]:
@@ -89,6 +98,7 @@ def parts_of(stretches: Stretches, is_exempt: Bools) -> Parts:
         Grouping(response, len(is_exempt)),
         Grouping(age * len(POSITIONS) + stretches.position, AGES * len(POSITIONS)),
         Grouping(np.where(is_exempt[response], 1, age), AGES),
+        Grouping(is_stale.astype(np.int64), 2),
         pairs(age, AGES),
         pairs(stretches.position, len(POSITIONS)),
     )

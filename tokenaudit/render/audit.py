@@ -57,6 +57,8 @@ def audit_blocks(report: AuditReport, *, most: int, verbose: bool = False) -> It
         yield Gap()
     if report.evidence:
         yield Paragraph("how off-policy each age is")
+        about = "d: log-probability of the trainer less the engine's; ratio: exp(d); outside: beyond what --clip-epsilon allows"
+        yield Paragraph(about, Tone.FAINT)
         yield _evidence_table(report.evidence)
         yield Gap()
     if report.parity:
@@ -134,7 +136,7 @@ def _evidence_table(evidence: Sequence[AgeEvidence]) -> Table:
         TableColumn("mean |d|", document_name="mean abs d"),
         TableColumn("p95 |d|", document_name="p95 abs d"),
         *map(TableColumn, ("mean ratio", "effective", "outside", "KL")),
-        TableColumn("outside", "left", form=Form.TERMINAL),
+        TableColumn("", "left", form=Form.TERMINAL),
     ]
     rows = [
         TableRow((

@@ -37,6 +37,8 @@ from tokenaudit.render.blocks import (
 _MOST_AGES = 8
 _MOST_MATRIX = 8
 """Methods of which every pair is shown."""
+_MOST_TASKS = 3
+"""Tasks whose limits an answer names."""
 _LONGEST_HEADING = 20
 _TOTALS = (
     "share", "dropped", "dropped whole", "tokens in loss", "loss divides by", "kept", "responses", "masked before",
@@ -141,16 +143,19 @@ def _not_run(methods: Sequence[MethodResult], labels: Mapping[str, str]) -> Iter
 
 
 def _younger(method: MethodResult, report: CorrectionsReport) -> str:
-    """How many dropped tokens the config's own limit would keep, where all tasks have the same one."""
-    limits = set(report.max_token_staleness.values())
-    limit = limits.pop() if len(limits) == 1 else None
-    if limit is None or not method.staleness:
+    """How many dropped tokens the config's own limits would keep, where there are any."""
+    limits = {task: limit for task, limit in report.max_token_staleness.items() if limit is not None}
+    if not limits:
         return ""
-    beyond = limit > method.staleness[-1].max_token_staleness
-    known = method.staleness[-1] if beyond else method.staleness[limit]
-    dropped = known.both + known.only_method
-    younger = dropped if beyond else known.only_method
-    return f"; {share_text(younger, dropped)} of them are younger than your limit of {limit}"
+    share = share_text(method.dropped_fresh, method.totals.dropped)
+    same = len(set(limits.values())) == 1 and len(limits) == len(report.max_token_staleness)
+    of = f"limit of {next(iter(limits.values()))}" if same else f"limits ({_by_task(limits)})"
+    return f"; {share} of them are younger than your {of}"
+
+
+def _by_task(limits: Mapping[str, int]) -> str:
+    shown = [f"{task} {limit}" for task, limit in limits.items()]
+    return ", ".join(shown[:_MOST_TASKS]) + (", …" if len(shown) > _MOST_TASKS else "")
 
 
 def _either(limit: LimitOverlap) -> int:

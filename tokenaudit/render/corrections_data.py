@@ -92,6 +92,7 @@ class MethodJson:
         setting: the preset and the options that were given, as `--method` takes them.
         options: all options under the trainer's names, as resolved.
         not_run: why it wasn't run; null where it was.
+        dropped_fresh: dropped tokens that the `max_token_staleness` of their task keeps.
         divisor: tokens that the loss divides by, all steps together.
         metrics: what the trainer logs, under its own names: the mean over steps.
         nearest_limit: the limit whose dropped tokens overlap most with the method's.
@@ -108,6 +109,7 @@ class MethodJson:
     not_run: str | None
     unknown_advantage_tokens: int
     totals: PartJson
+    dropped_fresh: int
     divisor: int
     metrics: dict[str, PlainNumber]
     by_step: list[PartJson]
@@ -180,16 +182,9 @@ def corrections_json(report: CorrectionsReport) -> str:
 
 def _method(method: MethodResult) -> dict[str, Any]:
     own = (
-        "name",
-        "setting",
-        "trainer",
-        "dtype",
-        "source",
-        "divides_by",
-        "not_run",
-        "unknown_advantage_tokens",
-        "divisor",
-    )
+        "name", "setting", "trainer", "dtype", "source", "divides_by", "not_run", "unknown_advantage_tokens",
+        "dropped_fresh", "divisor",
+    )  # fmt: skip
     return {name: getattr(method, name) for name in own} | {
         "options": _plain(method.options),
         "notes": list(method.notes),
