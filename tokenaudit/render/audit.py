@@ -57,7 +57,7 @@ def audit_blocks(report: AuditReport, *, most: int, verbose: bool = False) -> It
         yield Gap()
     if report.evidence:
         yield Paragraph("how off-policy each age is")
-        about = "d: log-probability of the trainer less the engine's; ratio: exp(d); outside: beyond what --clip-epsilon allows"
+        about = "d: log-probability of the trainer less the engine's; ratio: exp(d); outside: beyond 1 ± --clip-epsilon"
         yield Paragraph(about, Tone.FAINT)
         yield _evidence_table(report.evidence)
         yield Gap()
@@ -72,6 +72,8 @@ def audit_blocks(report: AuditReport, *, most: int, verbose: bool = False) -> It
         count = plural(len(report.unknown_curves), "curve")
         lines.append(f"not compared: {count} of names that aren't known; --map THEIRS=OURS says what one is")
     lines += [f"note: {line}" for line in caveat_lines(report)]
+    if any(finding.extent is not None for finding in report.findings):
+        lines.append("which rows: `extent` of a finding in -o FILE.json has event ids of its puts, and its rollouts")
     if lines:
         yield Lines(lines, Tone.FAINT)
         yield Gap()
