@@ -87,7 +87,7 @@ def test_tokens_out_of_the_loss_or_without_a_value_do_not_count(tmp_path: Path):
     assert (entry.tokens, entry.p95_abs) == (1, pytest.approx(0.1, abs=0.001))
 
 
-VALUES = st.sampled_from([-0.5, -0.25, -3.0, 0.0, -200.0, -1000.0, -5000.0, None, math.nan, -math.inf])
+VALUES = st.sampled_from([-0.5, -0.25, -3.0, 0.0, -200.0, -1000.0, -5000.0, 9999.0, None, math.nan, -math.inf])
 """Of few bits, so that differences are exact in single precision."""
 
 

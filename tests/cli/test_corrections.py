@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +253,26 @@ def test_hostile_names_are_escaped(run_cli: Run, tmp_path: Path):
         ran = run_cli("corrections", log, "--format", kind, "-m", ICEPOP, "--isolated")
         assert ran.code == 0, ran.err
         assert "\x1b" not in ran.out
+
+
+def test_figures_that_are_no_numbers_are_texts_in_json(run_cli: Run, tmp_path: Path):
+    log = write_log(tmp_path / "log.parquet", numbered(rows([(-1.0, -1.0), (-500.0, -1.0)])))
+    asked = ("-m", "verl: rollout_is=token, rollout_is_threshold=inf", "--isolated")
+    (method,) = reported(run_cli("corrections", log, *asked, "--format", "json"))["methods"]
+    assert method["metrics"]["rollout_corr/k3_kl"] == "inf"
+    assert method["options"]["rollout_is_threshold"] == "inf"
+    ran = run_cli("corrections", log, *asked, "--format", "jsonl")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert {line["key"]: line["value"] for line in lines}["rollout_corr/k3_kl"] == "inf"
+
+
+def test_masks_that_nothing_can_be_judged_of_are_not_written(run_cli: Run, tmp_path: Path):
+    events = [row | {"response_mask": [0, 1]} for row in rows([(-9999.0, -1.0), (-1.0, 1e30), (math.nan, -1.0)])]
+    log = write_log(tmp_path / "log.parquet", numbered(events))
+    ran = run_cli("mask", log, "-o", "m.parquet", "--correction", ICEPOP, "--isolated")
+    assert ran.code == 2
+    assert "can judge none of the 3 tokens in the loss" in ran.err
+    assert run_cli("corrections", log, "-m", ICEPOP, "--isolated").code == 2
+    ran = run_cli("mask", log, "-o", "m.parquet", "--correction", ICEPOP, "--isolated", "--timeline", "recorded")
+    assert "has no recorded timeline" in ran.err
+    assert list(tmp_path.glob("m.parquet*")) == []

@@ -80,7 +80,7 @@ def spoil(row: Row, rng: np.random.Generator, length: int) -> None:
         case 1:
             row[name] = row[name][1:]
         case _:
-            row[name][rng.integers(0, length)] = rng.choice([math.nan, math.inf, -math.inf, -9999.0, None])
+            row[name][rng.integers(0, length)] = rng.choice([math.nan, math.inf, -math.inf, -9999.0, 1e30, None])
 
 
 def report_of(path: Path, xp: Arrays | None = None, **options: Any) -> CorrectionsReport:

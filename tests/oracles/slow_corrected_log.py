@@ -47,7 +47,7 @@ def sign_of(advantage: float | None) -> str:
 
 
 def is_odd(value: float | None) -> bool:
-    return value is None or not math.isfinite(value) or value <= -1000
+    return value is None or not math.isfinite(value) or abs(value) >= 1000
 
 
 def advantages(rows: Sequence[Row]) -> list[float | None]:

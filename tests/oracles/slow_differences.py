@@ -31,7 +31,7 @@ def tokens_of(row: Row, step: int) -> Iterable[Token]:
             return
     for place, version in enumerate(versions):
         values = (old[place], new[place])
-        if any(value is None or not math.isfinite(value) or value <= -1000 for value in values):
+        if any(value is None or not math.isfinite(value) or abs(value) >= 1000 for value in values):
             continue
         if mask is None or mask[place]:
             age = min(max(step - version - 1, -1), 127)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenaudit.audit.logprobs import Logprobs
-from tokenaudit.corrections.logprobs import BOTH, SENTINEL_LOGPROB
+from tokenaudit.corrections.logprobs import BOTH, is_judged
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import LARGEST, Bools, Floats, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns
@@ -198,8 +198,7 @@ def _sum_up(
     has to be left out, and no difference to be cut.
     """
     if not is_tame:
-        good = np.isfinite(rollout) & np.isfinite(trained)
-        good &= (rollout > SENTINEL_LOGPROB) & (trained > SENTINEL_LOGPROB)
+        good = is_judged(rollout) & is_judged(trained)
         used = good if used is None else used & good
         rollout, trained = (np.where(good, side, 0) for side in (rollout, trained))
     delta = np.subtract(trained, rollout, dtype=np.result_type(rollout, trained, np.float32))
@@ -256,7 +255,7 @@ def _sampled(
         sides = old[positions], new[positions]
         found = np.ones(len(positions), dtype=np.bool_) if is_used is None else is_used[positions]
         for side in sides:
-            found &= (side > SENTINEL_LOGPROB) & (side < np.inf)
+            found &= is_judged(side)
         return *sides, found
 
     x, y, is_good = values(place)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenaudit.audit.contents import Arrays
-from tokenaudit.corrections.logprobs import BOTH, SENTINEL_LOGPROB, with_nan
+from tokenaudit.corrections.logprobs import BOTH, SENTINEL, with_nan
 from tokenaudit.log import columns as col
 from tokenaudit.log.columns import Bools, Int64s, Lists
 from tokenaudit.log.row_checks import BatchColumns
@@ -35,7 +35,7 @@ class Logprobs(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether all of them are log-probabilities, or at least finite ones above the sentinels."""
-        return self.low > SENTINEL_LOGPROB and self.high < np.inf
+        return self.low > -SENTINEL and self.high < SENTINEL
 
 
 def read_logprobs(columns: BatchColumns) -> dict[str, Logprobs]:
@@ -98,7 +98,7 @@ def _of_column(columns: BatchColumns, name: str, logprobs: Logprobs, other: List
             "null": is_null,
             "nan": np.isnan(values) & ~is_null,
             "inf": np.isinf(values),
-            "sentinel": (values <= SENTINEL_LOGPROB) & np.isfinite(values),
+            "sentinel": (np.abs(values) >= SENTINEL) & np.isfinite(values),
         }
         for what, where in odd.items():
             count(what, np.flatnonzero(where))

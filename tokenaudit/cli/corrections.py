@@ -119,7 +119,13 @@ def _renderers(report: CorrectionsReport, next_command: Callable[[str], str], ve
     from tokenaudit.render.blocks import json_lines
     from tokenaudit.render.console import console_text
     from tokenaudit.render.corrections import corrections_blocks
-    from tokenaudit.render.corrections_data import ROW_COLUMNS, corrections_csv, corrections_json, corrections_rows
+    from tokenaudit.render.corrections_data import (
+        ROW_COLUMNS,
+        corrections_csv,
+        corrections_json,
+        corrections_records,
+        corrections_rows,
+    )
     from tokenaudit.render.markdown import markdown_text
 
     return {
@@ -127,6 +133,6 @@ def _renderers(report: CorrectionsReport, next_command: Callable[[str], str], ve
         "json": lambda _: corrections_json(report),
         "markdown": lambda _: markdown_text(corrections_blocks(report, next_command, verbose=verbose)),
         "csv": lambda _: corrections_csv(report),
-        "jsonl": lambda _: json_lines(corrections_rows(report)),
+        "jsonl": lambda _: json_lines(corrections_records(report)),
         "parquet": lambda _: in_render("frames.parquet_of_rows")(ROW_COLUMNS, corrections_rows(report)),
     }

@@ -38,9 +38,10 @@ def advantages_of(batch: TakenBatch, plan: MaskPlan) -> Advantages:
     counted = np.isfinite(batch.rewards) & (plan.segment[entries] == 0)
     sums = np.bincount(group, np.where(counted, batch.rewards, 0))
     counts = np.bincount(group, counted)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         of_rewards = batch.rewards - (sums / counts)[group]
     of_rewards[np.abs(of_rewards) <= _ROUNDING] = 0
+    of_rewards[np.isinf(of_rewards)] = np.nan
     own = of_rewards[np.searchsorted(batch.all_entries, batch.entries)]
     from_column = np.isfinite(batch.advantage)
     return Advantages(np.where(from_column, batch.advantage, own), from_column)

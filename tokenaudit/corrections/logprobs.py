@@ -11,8 +11,8 @@ from tokenaudit.log.columns import Bools, Lists, nulls
 
 BOTH = ("logprobs", "train_logprobs")
 """The column of the engine and that of the trainer."""
-SENTINEL_LOGPROB = -1000.0
-"""Log-probabilities from it down stand for something else."""
+SENTINEL = 1000.0
+"""Log-probabilities from its negative down, and from it up, stand for something else."""
 
 
 def with_nan(lists: Lists, array: pa.Array | None) -> Lists:
@@ -24,9 +24,9 @@ def with_nan(lists: Lists, array: pa.Array | None) -> Lists:
 
 def are_all_judged(*sides: np.ndarray[Any, Any]) -> bool:
     """Whether every value of all sides, which have some, is finite and no sentinel."""
-    return all(side.min() > SENTINEL_LOGPROB and side.max() < np.inf for side in sides)
+    return all(side.min() > -SENTINEL and side.max() < SENTINEL for side in sides)
 
 
 def is_judged(values: np.ndarray[Any, Any]) -> Bools:
     """Which values are finite and no sentinels."""
-    return np.isfinite(values) & (values > SENTINEL_LOGPROB)
+    return np.abs(values) < SENTINEL

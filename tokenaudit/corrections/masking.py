@@ -73,7 +73,7 @@ class _MethodFilter:
         self._known: dict[int, tuple[Bools, np.ndarray[Any, Any] | None, Bools]] = {}
         self._loss_tokens: dict[int, int] = {}
         self._lengths = plan.tokens()
-        self.unjudged_tokens = 0
+        self.judged_tokens = self.unjudged_tokens = 0
 
     def of(self, entries: slice) -> Filtered:
         """What it does to some responses of the plan; each can be asked for once."""
@@ -110,6 +110,7 @@ class _MethodFilter:
             dropped = host(tokens.mask) & ~host(applied.keep)
             weights = None if applied.weight is None else host(applied.weight)
             counted.append(host(applied.mask if applied.counted is None else applied.counted) | unjudged)
+            self.judged_tokens += int(np.count_nonzero(host(tokens.mask)))
             self.unjudged_tokens += int(unjudged.sum())
             ends = np.cumsum(batch.lengths[chunk.responses]).tolist()
             begin = 0

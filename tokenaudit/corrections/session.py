@@ -110,6 +110,7 @@ def corrections_of_log(
     loaded = load_log(request)
     log, digest, settings = loaded.log, loaded.digest, loaded.settings
     config = settings.config
+    kind = timeline_of(digest, request.timeline)
     progress = request.stage("replaying", len(digest.events.kind))
     with no_collections():
         plan = taken_responses(digest, config, request.timeline, selection, progress)
@@ -140,7 +141,6 @@ def corrections_of_log(
         between=run.overlaps(),
         device=xp.description,
     )
-    kind = timeline_of(digest, request.timeline)
     notices = (*quarantine_notices(digest), *settings_notices(settings, digest.tasks, kind))
     return CorrectedLog(report, settings, notices)
 

@@ -35,9 +35,11 @@ class TokenFilter(Protocol):
     """What a filter does to the responses of a plan, in their order.
 
     Attributes:
-        unjudged_tokens: tokens in the loss, of those that were looked at so far, that it can't judge.
+        judged_tokens: tokens in the loss, of those that were looked at so far, that it judges.
+        unjudged_tokens: those that it can't judge.
     """
 
+    judged_tokens: int
     unjudged_tokens: int
 
     def of(self, entries: slice) -> Filtered:

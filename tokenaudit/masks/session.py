@@ -56,6 +56,7 @@ def mask_log(
     request = RunRequest.of(paths, options, "replay_log")
     loaded = load_log(request)
     log, digest, settings = loaded.log, loaded.digest, loaded.settings
+    kind = timeline_of(digest, request.timeline)
     progress = request.stage("replaying", len(digest.events.kind))
     with no_collections():
         planned = plan_masks if masking is None else masking.plan
@@ -72,6 +73,5 @@ def mask_log(
             with_weights=with_weights,
             on_progress=request.stage(f"masking {log.name}", log.rows),
         )
-    kind = timeline_of(digest, request.timeline)
     of_settings = settings_notices(settings, digest.tasks, kind)
     return MaskedLog(totals, settings, (*quarantine_notices(digest), *of_settings))

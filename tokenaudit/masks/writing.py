@@ -114,8 +114,8 @@ def write_masks(
         on_progress: called with the number of rows of the log read so far.
 
     Raises:
-        LogError: the log can't be read again, doesn't say which tokens of a response are in the loss, or a response
-            is longer than any.
+        LogError: the log can't be read again, doesn't say which tokens of a response are in the loss, a response is
+            longer than any, or the masking can judge no token.
     """
     tokens = plan.tokens()
     longest = int(tokens.max(initial=0))
@@ -149,7 +149,11 @@ def write_masks(
             totals.trained_tokens += int(masks.trained.sum())
             totals.masked_stale_tokens += int(masks.masked_stale.sum())
             totals.masked_semantic_tokens += int(masks.masked_semantic.sum())
-    totals.unjudged_tokens = 0 if token_filter is None else token_filter.unjudged_tokens
+    if masking is not None and token_filter is not None:
+        totals.unjudged_tokens = token_filter.unjudged_tokens
+        if token_filter.unjudged_tokens and not token_filter.judged_tokens:
+            what = f"{masking.description} can judge none of the {totals.unjudged_tokens} tokens in the loss"
+            raise LogError(Problem(what, log.name, "`tokenaudit corrections` says why"))
     return totals
 
 

@@ -260,6 +260,11 @@ def corrections_rows(report: CorrectionsReport) -> Iterator[dict[str, Any]]:
             yield _row(method, "metric", name) | {"value": float(value)}
 
 
+def corrections_records(report: CorrectionsReport) -> Iterator[dict[str, Any]]:
+    """The flat rows as JSON holds them."""
+    return map(_plain, corrections_rows(report))
+
+
 def _row(method: MethodResult, part: str, key: str, figures: PartFigures | None = None) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(ROW_COLUMNS) | {"method": method.name, "part": part, "key": key}
     if figures is not None:
