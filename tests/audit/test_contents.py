@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.audit.audit_cases import audited, findings_of
 from tests.audit.model import END, Run, changed, events_of, log_of, renumbered
-from tests.builders import Row
+from tests.builders import Row, put
 from tests.conftest import examples
 from tests.oracles.slow_contents import alike, changed_prefixes, tail
 from tokenaudit.audit.contents import PAD_RUN, id_numbers, logprob_numbers
@@ -403,6 +403,30 @@ def test_a_second_abort_that_loses_tokens_is_named(keeps_round: bool, left_out: 
     (finding,) = found(tmp_path / "log", without(rows, *left_out), "prefix-lost")
     assert lost
     assert members(finding) == set(lost)
+
+
+@pytest.mark.parametrize(
+    ("now", "lost"),
+    [([5], 6), ([5, 2], 4), ([11], 0), ([5, 6], 0), ([3], 8)],
+)
+def test_rows_of_a_rollout_that_are_gone_at_a_second_abort_are_lost(now: list[int], lost: int, tmp_path: Path):
+    """[11]: the rows were joined."""
+
+    def rows_of(event_id: int, tokens: list[int], prior: list[int]) -> list[Row]:
+        return [
+            put(event_id, 3, rollout, tokens=count, prior_len=had, status="aborted", task_name="math")
+            for rollout in (30, 31)
+            for count, had in zip(tokens, prior, strict=True)
+        ]
+
+    rows = [*rows_of(1, [5, 6], [0, 0]), *rows_of(2, now, [min(*one) for one in zip(now, (5, 6), strict=False)])]
+    found_in = findings_of(audited(tmp_path / "log", rows, BIG.config), "prefix-lost")
+    if lost == 0:
+        assert found_in == []
+        return
+    (finding,) = found_in
+    assert f"aborted again without {2 * lost} tokens that the put before had" in finding.message
+    assert members(finding) == {30, 31}
 
 
 def test_responses_that_expired_or_always_begin_again_lose_nothing(tmp_path: Path):

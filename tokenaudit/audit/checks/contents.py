@@ -231,16 +231,47 @@ def _restarted_tokens(case: Case, findings: Findings) -> None:
 
 
 def _lost_tokens(case: Case) -> tuple[Bools, Int64s]:
-    """Put rows whose put before was aborted with tokens and hadn't expired since; and how many of those they lack."""
+    """Put rows whose put before was aborted with tokens and hadn't expired since; and how many of those they lack.
+
+    Those of rows of the rollout that no row follows count for its first one.
+    """
     table = case.table
     before = np.maximum(table.previous, 0)
-    again = table.known & (table.previous >= 0) & (table["status"][before] == _ABORTED) & (table["tokens"][before] > 0)
+    was_aborted = (table["status"][before] == _ABORTED) & (table["tokens"][before] > 0)
+    gone = _gone_tokens(table)
+    again = table.known & (table.previous >= 0) & (was_aborted | (gone > 0))
     again &= table["status"] != _EXPIRED
     again &= ~_too_old(case, before)
     again &= ~sampled_between(case, again, Status.EXPIRED) & ~_changed_prefixes(case)[1]
     # whatever prior_len says, nothing is lost where the ids are there
     kept = np.maximum(case.readable.kept(), case.shared_ids)
-    return again, np.where(again, np.maximum(table["tokens"][before] - kept, 0), 0)
+    lost = np.where(was_aborted, np.maximum(table["tokens"][before] - kept, 0), 0) + gone
+    return again, np.where(again, lost, 0)
+
+
+def _gone_tokens(table: LogTable) -> Int64s:
+    """By first row of a rollout in its put, the tokens of aborted rows of its put before that no row follows here.
+
+    At most as many as the rollout has less: its rows may have been joined.
+    """
+    gone = np.zeros(table.rows, dtype=np.int64)
+    is_followed = np.zeros(table.rows, dtype=np.bool_)
+    is_followed[table.previous[table.previous >= 0]] = True
+    lone = table.known & ~is_followed & (table.segment > 0) & (table["tokens"] > 0) & (table["status"] == _ABORTED)
+    if not lone.any():
+        return gone
+    # every row's first row in its put
+    order = np.lexsort((table.segment, table["rollout_id"], table.put_event))
+    head = np.empty(table.rows, dtype=np.int64)
+    head[order] = np.maximum.accumulate(np.where(table.segment[order] == 0, np.arange(table.rows), 0))
+    head = order[head]
+    tokens = np.where(table.known, table["tokens"], 0)
+    whole = np.bincount(head, tokens, minlength=table.rows).astype(np.int64)
+    left = np.bincount(head[lone], tokens[lone], minlength=table.rows).astype(np.int64)
+    heads = np.flatnonzero(table.is_put & (table.segment == 0) & (table.previous >= 0))
+    then = table.previous[heads]
+    gone[heads] = np.minimum(left[then], np.maximum(whole[then] - whole[heads], 0))
+    return gone
 
 
 def _too_old(case: Case, before: Int64s) -> Bools:
