@@ -18,6 +18,8 @@ EXPLAINED_BY = {
     "M003": ("P006", 1.0),
     # a few that end at the limit do end there
     "E003": ("E002", 0.9),
+    # the copy of an aborted mate says so
+    "E001": ("E005", 1.0),
     # members that were complete before are put again with what goes on
     "T003": ("L034", 0.5),
 }
