@@ -31,6 +31,7 @@ SPECS = (
     'verl: rollout_is=token, rollout_is_threshold="0.5_5.0"',
     "verl: rollout_is=token, rollout_is_batch_normalize=true, rollout_rs=seq_mean_k3, rollout_rs_threshold=0.1",
     "xtuner: rollout_is_mode=both, rollout_is_threshold=[2.0, 0.5]",
+    "slime-mis: rs_level=geometric, rs_lower_bound=0.8, rs_upper_bound=1.25",
     "skyrl: sequence_mask_metric=geometric",
     "prime-rl",
     "trl",

@@ -49,28 +49,44 @@ def applied_chunks(batch: TakenBatch, advantage: Floats, asked: Sequence[Asked],
         asked: the corrections.
         xp: the functions on arrays.
     """
-    ends = np.cumsum(batch.lengths)
-    every = slice(0, len(batch.lengths))
-    whole: dict[int, tuple[Tokens, Applied]] = {}
-    if any(one.correction.over_batch for one in asked):
-        made = _Made(batch, advantage, xp, every, slice(0, int(batch.lengths.sum())))
-        for index, one in enumerate(asked):
-            if one.correction.over_batch:
-                tokens = made.tokens(one)
-                whole[index] = tokens, one.correction.apply(tokens)
-    for low, high in bounded_spans(batch.lengths, max(len(batch.lengths), 1), xp.chunk_tokens):
-        responses = slice(low, high)
-        stop = int(ends[high - 1])
-        span = slice(stop - int(batch.lengths[responses].sum()), stop)
+    spans = _spans(batch, xp.chunk_tokens)
+    every = slice(0, len(batch.lengths)), slice(0, int(batch.lengths.sum()))
+    made_of_all: _Made | None = None
+    whole: dict[int, Applied] = {}
+    means: dict[int, float] = {}
+    for index, one in enumerate(asked):
+        if not one.correction.over_batch:
+            continue
+        parts = (_Made(batch, advantage, xp, *span).tokens(one) for span in spans)
+        mean = one.correction.mean_weight(parts)
+        if mean is not None:
+            means[index] = mean
+        else:
+            made_of_all = made_of_all or _Made(batch, advantage, xp, *every)
+            whole[index] = one.correction.apply(made_of_all.tokens(one))
+    for responses, span in spans:
         made = _Made(batch, advantage, xp, responses, span)
         pairs: list[tuple[Tokens, Applied]] = []
         for index, one in enumerate(asked):
+            tokens = made.tokens(one)
             if index in whole:
-                pairs.append((made.tokens(one), _part(whole[index][1], responses, span)))
+                applied = _part(whole[index], responses, span)
+            elif index in means:
+                applied = one.correction.apply_part(tokens, means[index])
             else:
-                tokens = made.tokens(one)
-                pairs.append((tokens, one.correction.apply(tokens)))
+                applied = one.correction.apply(tokens)
+            pairs.append((tokens, applied))
         yield Chunk(responses, span, [tokens for tokens, _ in pairs], [applied for _, applied in pairs])
+
+
+def _spans(batch: TakenBatch, most: int) -> list[tuple[slice, slice]]:
+    """Consecutive responses of a batch with up to `most` tokens, or one with more; and which tokens are theirs."""
+    ends = np.cumsum(batch.lengths)
+    found = []
+    for low, high in bounded_spans(batch.lengths, max(len(batch.lengths), 1), most):
+        stop = int(ends[high - 1])
+        found.append((slice(low, high), slice(stop - int(batch.lengths[low:high].sum()), stop)))
+    return found
 
 
 def _part(applied: Applied, responses: slice, tokens: slice) -> Applied:

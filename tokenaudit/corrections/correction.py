@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -71,6 +71,18 @@ class Correction(BaseModel):
     @abstractmethod
     def apply(self, tokens: Tokens) -> Applied:
         """What it does to responses: a whole batch where `over_batch`, else any part of one."""
+
+    def mean_weight(self, parts: Iterable[Tokens]) -> float | None:
+        """What the weights of a batch are divided by, where that is all of `over_batch`; None: it isn't.
+
+        Args:
+            parts: all of the batch, some responses after the others.
+        """
+        return None
+
+    def apply_part(self, tokens: Tokens, mean_weight: float) -> Applied:
+        """What it does to a part of a batch whose `mean_weight` is known."""
+        raise NotImplementedError
 
     @abstractmethod
     def metrics(self, stats: Stats) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -99,6 +100,10 @@ class _Ratios:
             log_ratio = total if level == "sequence" else total / tokens.at_least_one
             self.values = tokens.xp.exp(tokens.xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
+    def clipped(self, lower: float, upper: float) -> Array:
+        """The ratios between two bounds."""
+        return self._tokens.xp.clip(self.values, lower, upper)
+
     def spread(self, values: Array) -> Array:
         """Values of this level for every token, shape [N]."""
         return values if self._of_tokens else self._tokens.spread(values)
@@ -113,8 +118,14 @@ class _Ratios:
         return tokens.sum(values) if self._of_tokens else values * tokens.xp.cast(tokens.count, tokens.dtype)
 
 
-def apply(options: MisOptions, tokens: Tokens) -> Applied:
-    """Weights by `use_tis`, then rejection and veto by `use_rs`; the loss divides by the tokens before them."""
+def apply(options: MisOptions, tokens: Tokens, mean_weight: float | None = None) -> Applied:
+    """Weights by `use_tis`, then rejection and veto by `use_rs`; the loss divides by the tokens before them.
+
+    Args:
+        options: the settings.
+        tokens: a batch, or part of one.
+        mean_weight: what weights are divided by under `tis_batch_normalize`; None: what it is for these tokens.
+    """
     stats = mismatch_stats(tokens)
     if not options.use_tis:
         return Applied(tokens.mask, tokens.mask, None, stats)
@@ -122,14 +133,12 @@ def apply(options: MisOptions, tokens: Tokens) -> Applied:
     lower, upper = tis_bounds(options)
     low, high = ratios.values < lower, ratios.values > upper
     stats |= {"before": ratios.sum(ratios.values), "tis_high": ratios.count(high)}
-    weight, at_low, at_high = ratios.values, None, None
+    weight, at_low, at_high = _bounded(options, ratios), None, None
     if options.tis_mode == "truncate":
-        weight = tokens.xp.clip(weight, 0.0, upper)
         at_high = ratios.spread(high)
     else:
         stats["tis_low"] = ratios.count(low)
     if options.tis_mode == "clip":
-        weight = tokens.xp.clip(weight, lower, upper)
         at_low, at_high = ratios.spread(low), ratios.spread(high)
     if options.tis_mode == "mask":
         keep = keep & ratios.spread(~(low | high))
@@ -137,9 +146,31 @@ def apply(options: MisOptions, tokens: Tokens) -> Applied:
     if options.use_rs:
         keep = _reject(options, tokens, keep, stats)
     if options.tis_batch_normalize:
-        weight = weight / _mean_weight(options, tokens, stats)
+        if mean_weight is None:
+            mean_weight = _mean_weight(options, tokens.xp.host(stats["after"]), tokens.xp.host(tokens.count))
+        stats["factor"] = tokens.xp.of(np.full(len(tokens.lengths), mean_weight), tokens.dtype)
+        weight = weight / mean_weight
     weight = tokens.zero_outside(ratios.spread(weight))
     return Applied(keep, keep, weight, stats, at_low, at_high, counted=tokens.mask)
+
+
+def mean_weight(options: MisOptions, parts: Iterable[Tokens]) -> float:
+    """What `tis_batch_normalize` divides the weights of a batch by."""
+    sums: list[np.ndarray] = []
+    counts: list[np.ndarray] = []
+    for tokens in parts:
+        ratios = _Ratios(tokens, options.tis_level)
+        sums.append(tokens.xp.host(ratios.sum(_bounded(options, ratios))))
+        counts.append(tokens.xp.host(tokens.count))
+    return _mean_weight(options, np.concatenate(sums), np.concatenate(counts)) if sums else 1.0
+
+
+def _bounded(options: MisOptions, ratios: _Ratios) -> Array:
+    """The weights of its level, cut by `tis_mode`."""
+    if options.tis_mode == "mask":
+        return ratios.values
+    lower, upper = tis_bounds(options)
+    return ratios.clipped(0.0 if options.tis_mode == "truncate" else lower, upper)
 
 
 def _reject(options: MisOptions, tokens: Tokens, keep: Array, stats: dict[str, Array]) -> Array:
@@ -156,15 +187,19 @@ def _reject(options: MisOptions, tokens: Tokens, keep: Array, stats: dict[str, A
     return keep
 
 
-def _mean_weight(options: MisOptions, tokens: Tokens, stats: dict[str, Array]) -> float:
-    """Mean weight of the batch's tokens, or of its responses; 1 where that is next to nothing."""
+def _mean_weight(options: MisOptions, weights: np.ndarray, count: np.ndarray) -> float:
+    """Mean weight of a batch's tokens, or of its responses; 1 where that is next to nothing.
+
+    Args:
+        options: the settings.
+        weights: sum over the tokens of each response, shape [R].
+        count: tokens of each.
+    """
     if options.tis_level == "token":
-        mean = float(stats["after"].sum()) / max(int(tokens.count.sum()), 1)
+        mean = float(weights.sum()) / max(int(count.sum()), 1)
     else:
-        mean = float((stats["after"] / tokens.at_least_one).sum()) / max(len(tokens.lengths), 1)
-    mean = mean if mean > SMALLEST_MEAN else 1.0
-    stats["factor"] = tokens.xp.of(np.full(len(tokens.lengths), mean), tokens.dtype)
-    return mean
+        mean = float((weights / np.maximum(count, 1).astype(weights.dtype)).sum()) / max(len(count), 1)
+    return mean if mean > SMALLEST_MEAN else 1.0
 
 
 def metrics(options: MisOptions, stats: Stats) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -82,6 +83,12 @@ class Slime(Correction, mis.MisOptions):
         weight = tokens.xp.clip(ratio, self.tis_clip_low, self.tis_clip)
         at_low = low if self.tis_clip_low > 0 else None
         return Applied(tokens.mask, tokens.mask, weight, self._ratio_stats(tokens, weight), at_low, high)
+
+    def mean_weight(self, parts: Iterable[Tokens]) -> float | None:  # noqa: D102
+        return mis.mean_weight(self, parts) if self.over_batch else None
+
+    def apply_part(self, tokens: Tokens, mean_weight: float) -> Applied:  # noqa: D102
+        return mis.apply(self, tokens, mean_weight)
 
     @staticmethod
     def _ratio_stats(tokens: Tokens, weight: Array) -> dict[str, Array]:
