@@ -58,7 +58,9 @@ def test_ends_of_rows_are_those_of_the_slow_twin(rows: list[list[int]], data: st
     masks = [data.draw(st.lists(st.integers(0, 1), min_size=len(row), max_size=len(row))) for row in rows]
     logprobs = [[data.draw(st.sampled_from((0.0, -0.5))) for _ in row] for row in rows]
     is_put = np.ones(len(rows), dtype=np.bool_)
-    numbers = id_numbers(listed(rows, np.int32), listed(masks, np.int8), listed(logprobs, np.float32), None, is_put)
+    numbers = id_numbers(
+        listed(rows, np.int32), listed(masks, np.int8), listed(logprobs, np.float32), None, is_put, is_put
+    )
     for row, ids in enumerate(rows):
         run, before = tail(ids)
         assert bool(numbers["ids_last_before"][row]) == before

@@ -9,22 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from tokenaudit.log.columns import Bools, Int64s, Lists
-from tokenaudit.log.token_ids import fingerprints, prefix_fingerprints
+from tokenaudit.log.columns import Bools, Int64s, Lists, bounded_spans
+from tokenaudit.log.token_ids import prefix_fingerprints, short_fingerprints
 
+_CHUNK = 32_768
+"""Log-probabilities that are summed together, few enough for the caches of a core."""
 PAD_RUN = 3
 """Equal token ids at the end of a response that look like padding, and zero log-probabilities like fill values."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def id_numbers(ids: Lists, mask: Lists, logprobs: Lists, prior_len: Int64s | None, is_put: Bools) -> Arrays:
+def id_numbers(
+    ids: Lists, mask: Lists, logprobs: Lists, prior_len: Int64s | None, is_put: Bools, has_reason: Bools
+) -> Arrays:
     """Numbers per row of the token ids.
 
     - `ids_len`: how many; -1 for a null list.
     - `ids_whole`: whether there are some and none of them is null; without, what follows means nothing.
     - `ids_print`, `ids_prior_print`: fingerprints of all of them, and of the first `prior_len`.
-    - `ids_last`, `ids_last_before`: the last one, and whether it also stands before the run of it at the end.
+    - `ids_last`, `ids_last_before`: the last one, and whether it also stands before the run of it at the end; the
+      latter only of rows of `has_reason`, as ends are judged where a reason is recorded.
     - `tail_run`, `tail_id`, `tail_trained`, `tail_sampled`: the run of one id at the end, if it has `PAD_RUN` or more:
       its length, its id, how many of its tokens are trainable, and how many have a log-probability other than 0.
     """
@@ -42,7 +47,7 @@ def id_numbers(ids: Lists, mask: Lists, logprobs: Lists, prior_len: Int64s | Non
     ends = np.cumsum(ids.lengths)
     filled = np.flatnonzero(ids.lengths)
     arrays["ids_last"][filled] = values[ends[filled] - 1].astype(np.int64)
-    arrays["ids_last_before"] = _stands_before(values, ids.lengths)
+    arrays["ids_last_before"] = _stands_before(values, ids.lengths) if has_reason.any() else has_reason
     candidates = np.flatnonzero(is_put & (ids.lengths >= PAD_RUN))
     last = ends[candidates] - 1
     same = np.ones(len(candidates), dtype=np.bool_)
@@ -79,7 +84,7 @@ def _stands_before(values: np.ndarray[Any, Any], lengths: Int64s) -> Bools:
 def logprob_numbers(logprobs: Lists) -> Arrays:
     """Numbers per row of the log-probabilities at rollout.
 
-    - `logprobs_print`: the fingerprint of their bits as float32.
+    - `logprobs_print`: the short fingerprint of their bits as float32; with the sum, as good as a long one.
     - `logprobs_sum`: that of the whole response; NaN where a value is null or NaN, 0 without values.
     - `logprobs_alike`: whether all of them are about the same, as fill values are.
     """
@@ -87,12 +92,17 @@ def logprob_numbers(logprobs: Lists) -> Arrays:
     filled = np.flatnonzero(logprobs.lengths)
     with np.errstate(over="ignore", invalid="ignore"):
         if len(filled):
-            starts = (np.cumsum(logprobs.lengths) - logprobs.lengths)[filled]
-            sums[filled] = np.add.reduceat(logprobs.values, starts, dtype=np.float64)
-            first[filled] = logprobs.values[starts]
+            lengths = logprobs.lengths[filled]
+            starts = np.cumsum(lengths) - lengths
+            own = np.empty(len(filled))
+            for low, high in bounded_spans(lengths, len(filled), _CHUNK):
+                at = starts[low:high]
+                chunk = logprobs.values[at[0] : at[-1] + lengths[high - 1]].astype(np.float64)
+                np.add.reduceat(chunk, at - at[0], out=own[low:high])
+            sums[filled], first[filled] = own, logprobs.values[starts]
         bits = logprobs.values.astype(np.float32, copy=False).view(np.uint32)
         # No other values have their first one as their mean, but by a rare chance.
         is_alike = np.isclose(sums, first * logprobs.lengths, rtol=1e-6)
     sums[logprobs.null_element_rows] = np.nan
-    prints = fingerprints(bits, logprobs.lengths).view(np.int64)
+    prints = short_fingerprints(bits, logprobs.lengths).view(np.int64)
     return {"logprobs_print": prints, "logprobs_sum": sums, "logprobs_alike": is_alike}

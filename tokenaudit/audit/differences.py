@@ -6,6 +6,7 @@ changes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -112,8 +113,8 @@ def differences(columns: BatchColumns, logprobs: Mapping[str, Logprobs], epsilon
     is_used = _trainable(mask, stretches, usable, own, lengths)
     bounds = np.append(stretches.begin, len(old))
     sides = [logprobs[name] for name in BOTH]
-    is_tame = all(side.is_plain for side in sides)
-    is_tame = is_tame and max(side.high for side in sides) - min(side.low for side in sides) <= MOST_DELTA
+    is_plain = all(side.is_plain for side in sides)
+    is_tame = is_plain and max(side.high for side in sides) - min(side.low for side in sides) <= MOST_DELTA
     sums = np.zeros((9, len(stretches.row)))
     for low, high in col.bounded_spans(lengths, rows, _CHUNK):
         start, stop = int(first[low]), int(first[high - 1] + lengths[high - 1])
@@ -123,7 +124,7 @@ def differences(columns: BatchColumns, logprobs: Mapping[str, Logprobs], epsilon
             at = bounds[span.start : span.stop + 1] - start
             _sum_up(sums[:, span], old[start:stop], new[start:stop], used, at, epsilon, is_tame)
     counted, delta, abs_delta, ratio, squared_ratio, outside, equal, sure, largest = sums
-    sampled, stride, samples, pair_rows, pairs = _sampled(old, new, is_used, lengths, first, stretches)
+    sampled, stride, samples, pair_rows, pairs = _sampled(old, new, is_used, lengths, first, stretches, is_plain)
     outside, equal, sure = (whole.astype(np.int64) for whole in (outside, equal, sure))
     return Differences(
         stretches.row, stretches.version, counted.astype(np.int64), delta, abs_delta, ratio, squared_ratio, outside,
@@ -218,7 +219,8 @@ def _sum_up(
     left_out = lengths - sums[0]
     sums[1] = np.add.reduceat(delta, begin, dtype=np.float64)
     is_equal = delta == 0
-    sums[6] = count(is_equal) - left_out
+    if np.count_nonzero(is_equal) > left_out.sum():
+        sums[6] = count(is_equal) - left_out
     if rollout.max() == 0:
         is_equal &= rollout == 0
         if used is not None:
@@ -228,7 +230,10 @@ def _sum_up(
     np.abs(delta, out=delta)
     sums[2] = np.add.reduceat(delta, begin, dtype=np.float64)
     sums[8] = np.maximum.reduceat(delta, begin)
-    sums[5] = count(np.abs(np.subtract(ratio, 1, out=delta), out=delta) > epsilon)
+    # the ratio of smaller differences is inside, with a margin for its rounding
+    far = np.flatnonzero(delta > 0.99 * math.log1p(epsilon))
+    is_outside = np.abs(ratio[far] - 1) > epsilon
+    sums[5] = np.bincount(np.searchsorted(begin, far[is_outside], side="right") - 1, minlength=len(begin))
     wide = ratio.astype(np.float64)
     sums[3] = np.add.reduceat(wide, begin) - left_out
     wide *= wide
@@ -242,8 +247,12 @@ def _sampled(
     lengths: Int64s,
     first: Int64s,
     stretches: _Stretches,
+    is_plain: bool,
 ) -> tuple[Int64s, Int64s, np.ndarray[Any, np.dtype[np.float32]], Int64s, Floats]:
-    """Samples with their number and stride by stretch, and the sums of pairs with their rows: see `Differences`."""
+    """Samples with their number and stride by stretch, and the sums of pairs with their rows: see `Differences`.
+
+    `is_plain` says that no value has to be left out.
+    """
     stride = np.maximum(-(-lengths // SAMPLED), 1)
     counts = -(-lengths // stride)
     begin = np.cumsum(counts) - counts
@@ -252,24 +261,33 @@ def _sampled(
 
     def values(positions: Int64s) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Bools]:
         """Of the engine, of the trainer, and whether they count."""
-        sides = old[positions], new[positions]
-        found = np.ones(len(positions), dtype=np.bool_) if is_used is None else is_used[positions]
-        for side in sides:
+        sides = old.take(positions), new.take(positions)
+        found = np.ones(len(positions), dtype=np.bool_) if is_used is None else is_used.take(positions)
+        for side in () if is_plain else sides:
             found &= is_judged(side)
         return *sides, found
 
     x, y, is_good = values(place)
     sampled = np.diff(np.searchsorted(place[is_good], stretches.begin), append=np.count_nonzero(is_good))
-    samples = np.minimum(np.abs(y[is_good] - x[is_good]), MOST_DELTA).astype(np.float32)
+    samples = np.minimum(np.abs((y - x)[is_good]), MOST_DELTA).astype(np.float32, copy=False)
     # the last token of a row has none behind
     ends_row = (counts > 0) & ((counts - 1) * stride == lengths - 1)
     is_good[(begin + counts - 1)[ends_row]] = False
-    x2, y2, is_pair = values(np.minimum(place + 1, len(old) - 1))
+    place += 1
+    x2, y2, is_pair = values(np.minimum(place, len(old) - 1, out=place))
     is_pair &= is_good
     x, y, x2, y2 = (side[is_pair].astype(np.float64) for side in (x, y, x2, y2))
     pairs_of = np.diff(np.append(0, np.cumsum(is_pair))[np.append(begin, total)])
     pair_rows = np.flatnonzero(pairs_of)
-    heads = (np.cumsum(pairs_of) - pairs_of)[pair_rows]
-    terms = (np.ones(len(x)), x, y, x * x, y * y, x * y, x2, y2, x2 * x2, y2 * y2, x2 * y, x * y2)
-    pairs = np.stack([np.add.reduceat(term, heads) for term in terms]) if len(heads) else np.zeros((len(terms), 0))
+    pairs = np.zeros((len(PAIR_SUMS), len(pair_rows)))
+    if len(pair_rows):
+        heads = (np.cumsum(pairs_of) - pairs_of)[pair_rows]
+        pairs[0] = pairs_of[pair_rows]
+        factors = (
+            (x, None), (y, None), (x, x), (y, y), (x, y), (x2, None), (y2, None), (x2, x2), (y2, y2), (x2, y), (x, y2),
+        )  # fmt: skip
+        product = np.empty(len(x))
+        for sums, (one, other) in zip(pairs[1:], factors, strict=True):
+            term = one if other is None else np.multiply(one, other, out=product)
+            np.add.reduceat(term, heads, out=sums)
     return sampled, stride[stretches.row], samples, pair_rows, pairs

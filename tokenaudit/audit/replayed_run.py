@@ -12,11 +12,11 @@ from tokenaudit.audit.puts import PutRuns
 from tokenaudit.config.model import Config
 from tokenaudit.contracts.schema import EventKind
 from tokenaudit.explain.losses import Losses
-from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupTaken
+from tokenaudit.lifecycle.events import Fate, GroupExpired, GroupPut, GroupRejected, GroupSampled, GroupTaken
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Int64s
 from tokenaudit.log.digest import KIND_CODE, Digest
-from tokenaudit.replay.events import HeldGroups, Key, RunEvent, StepClosed
+from tokenaudit.replay.events import Key, RunEvent, StepClosed
 from tokenaudit.replay.ledger import Ledger, count
 from tokenaudit.replay.open_loop import replay, run_tasks, timeline_of
 from tokenaudit.replay.request import TimelineKind
@@ -149,7 +149,7 @@ class _Follower:
         self._recorded_pools = {key: iter(pools) for key, pools in run.puts.recorded_pools.items()}
         self._log_event = -1
         self._last_put: dict[Key, int] = {}
-        self._held = HeldGroups()
+        self._pools: dict[Key, Status] = {}
         self._discarded: set[Key] = set()
         self._taken_at: dict[Key, int] = {}
         self._put_before: dict[Key, int] = {}
@@ -159,12 +159,12 @@ class _Follower:
         self._log_event = log_event
         kind, key = self._kinds[log_event], self._keys[log_event]
         if kind == _SAMPLE:
-            pool = self._held.status(key)
+            pool = self._pools.get(key)
             recorded = next(self._recorded_pools[key])
             put = self._put_before.get(key, NEVER)
             self._run.samples.append(Sampled(log_event, *key, recorded, pool, key in self._discarded, put))
         elif kind == _PUT:
-            held = self._held.status(key)
+            held = self._pools.get(key)
             if held is not None or key in self._taken_at:
                 self._run.put_again.append(PutAgain(log_event, *key, held, self._taken_at.get(key, NEVER)))
             self._put_before[key] = log_event
@@ -182,8 +182,10 @@ class _Follower:
             key = (event.task_name, event.group_id)
             self._last_put[key] = self._log_event
             self._discarded.discard(key)
+            self._pools[key] = event.status
         elif isinstance(event, GroupRejected):
             self._run.rejected[self._log_event] = event.status
+            self._pools.pop((event.task_name, event.group_id), None)
         elif isinstance(event, GroupExpired):
             key = (event.task_name, event.group_id)
             put = self._last_put[key]
@@ -191,6 +193,9 @@ class _Follower:
             self._run.expired.append(Expired(event, put, waited))
             if event.fate is Fate.DISCARDED:
                 self._discarded.add(key)
+                self._pools.pop(key, None)
+            else:
+                self._pools[key] = Status.EXPIRED
         elif isinstance(event, GroupTaken):
             key = (event.task_name, event.group_id)
             put = self._last_put[key]
@@ -198,5 +203,7 @@ class _Follower:
             first, last = self._run.digest.events.first_response[put : put + 2].tolist()
             self._run.taken_step[first:last] = event.train_step
             self._run.taken.append(Taken(event, put))
-        self._held.observe(event)
+            self._pools.pop(key, None)
+        elif isinstance(event, GroupSampled):
+            self._pools.pop((event.task_name, event.group_id), None)
         self._run.losses.observe(event)

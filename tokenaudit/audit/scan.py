@@ -75,8 +75,9 @@ def scan_batch(columns: BatchColumns, epsilon: float) -> Scanned:
         _overlay_runs(arrays, columns.recorded_runs, columns)
     if "response_ids" in columns.batch.columns:
         ids, logprobs = columns.lists("response_ids"), columns.lists("logprobs")
+        has_reason = arrays["finish_reason"] != reasons.get(None, -1)
         arrays |= id_numbers(
-            ids, told_mask(columns, ids.lengths), logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT
+            ids, told_mask(columns, ids.lengths), logprobs, arrays.get("prior_len"), arrays["kind"] == _PUT, has_reason
         )
     if "trained_mask" in columns.batch.columns:
         arrays["trained_mask_len"] = col.list_lengths(columns.array("trained_mask"), rows)

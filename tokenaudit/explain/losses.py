@@ -110,7 +110,7 @@ class Losses:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._by_cause: dict[CauseKey, Loss] = {}
+        self._by_cause: dict[tuple[Metric, str, ExpiryReason | None, Place], Loss] = {}
         self._settings: dict[tuple[Metric, str, ExpiryReason | None], Setting | None] = {}
         self.groups: dict[Key, GroupLoss] = {}
 
@@ -133,7 +133,8 @@ class Losses:
 
     def causes(self) -> list[Cause]:
         """The ways in which tokens were lost, those that cost most first."""
-        ranked = sorted(self._by_cause.items(), key=lambda item: (-item[1].tokens, item[0].order))
+        causes = ((CauseKey(*key), loss) for key, loss in self._by_cause.items())
+        ranked = sorted(causes, key=lambda item: (-item[1].tokens, item[0].order))
         return [Cause(key, loss, self._setting(key.metric, key.task, key.reason)) for key, loss in ranked]
 
     def by_setting(self, task: str | None = None) -> dict[Setting, Loss]:
@@ -174,7 +175,10 @@ class Losses:
     ) -> None:
         if not tokens:
             return
-        loss = self._by_cause.setdefault(CauseKey(metric, event.task_name, reason, place), Loss())
+        key = (metric, event.task_name, reason, place)
+        loss = self._by_cause.get(key)
+        if loss is None:
+            loss = self._by_cause[key] = Loss()
         loss.tokens += tokens
         loss.groups += 1
         if metric in BY_SETTINGS:
@@ -184,7 +188,11 @@ class Losses:
                 group.by_setting[setting] = group.by_setting.get(setting, 0) + tokens
 
     def _group(self, event: GroupTaken | GroupExpired | MembersExpired | GroupRejected | PutReconciled) -> GroupLoss:
-        return self.groups.setdefault((event.task_name, event.group_id), GroupLoss())
+        key = (event.task_name, event.group_id)
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = GroupLoss()
+        return group
 
     def _setting(self, metric: Metric, task: str, reason: ExpiryReason | None) -> Setting | None:
         known = (metric, task, reason)
@@ -217,12 +225,12 @@ def _by_reason(event: GroupExpired | MembersExpired) -> dict[ExpiryReason, int]:
     """Tokens of the expired members, by their own reason."""
     sums: dict[ExpiryReason, int] = {}
     for reason, facts in zip(event.reasons, event.expired.facts(), strict=True):
-        _, tokens, *_ = facts
+        _, tokens, _, _, _, _, _ = facts
         sums[reason] = sums.get(reason, 0) + tokens
     return sums
 
 
 def _measure(group: GroupLoss, members: Iterable[MemberFacts]) -> None:
-    lengths = [tokens for _, tokens, *_ in members]
+    lengths = [tokens for _, tokens, _, _, _, _, _ in members]
     group.longest = max((group.longest, *lengths))
     group.samples = max(group.samples, len(lengths))

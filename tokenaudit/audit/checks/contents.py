@@ -50,7 +50,7 @@ def _members_alike(case: Case, findings: Findings) -> None:
         has_ids |= told_by_logprobs & ~np.isnan(likely)
     rows = np.flatnonzero(table.known & has_ids & (table["tokens"] >= ALIKE_TOKENS))
     findings.add_checked(len(rows), "responses of 16 tokens or more")
-    copies = _alike(table, rows[~np.isnan(likely[rows])], "ids_print", "logprobs_print")
+    copies = _alike(table, rows[~np.isnan(likely[rows])], "ids_print", "logprobs_print", "logprobs_sum")
     for _, own in table.puts_by_task(copies):
         if likely[own].min() <= ALIKE_LOGPROB:
             what = "ids and log-probabilities" if (table["ids_len"][own] >= 0).any() else "log-probabilities"
