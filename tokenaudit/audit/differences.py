@@ -269,7 +269,7 @@ def _sampled(
 
     x, y, is_good = values(place)
     sampled = np.diff(np.searchsorted(place[is_good], stretches.begin), append=np.count_nonzero(is_good))
-    samples = np.minimum(np.abs((y - x)[is_good]), MOST_DELTA).astype(np.float32, copy=False)
+    samples = np.minimum(np.abs(y[is_good] - x[is_good]), MOST_DELTA).astype(np.float32, copy=False)
     # the last token of a row has none behind
     ends_row = (counts > 0) & ((counts - 1) * stride == lengths - 1)
     is_good[(begin + counts - 1)[ends_row]] = False

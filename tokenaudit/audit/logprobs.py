@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ POSITIVE_LOGPROB = 0.01
 """Log-probabilities above it are no rounding of 0."""
 SURE_LOGPROB = -0.001
 """A model is sure of tokens above it, so that the other side may well say exactly 0."""
+_CHUNK = 65_536
 ZERO_RUN = 3
 """Zero log-probabilities side by side that look like fill values."""
 
@@ -41,12 +42,17 @@ class Logprobs(NamedTuple):
 def read_logprobs(columns: BatchColumns) -> dict[str, Logprobs]:
     """The columns of log-probabilities that a batch has."""
     found = {n: with_nan(columns.lists(n), columns.array(n)) for n in BOTH if columns.array(n) is not None}
-    return {
-        name: Logprobs(lists, float(lists.values.min()), float(lists.values.max()))
-        if len(lists.values)
-        else Logprobs(lists, 0, 0)
-        for name, lists in found.items()
-    }
+    return {name: Logprobs(lists, *_range(lists.values)) for name, lists in found.items()}
+
+
+def _range(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """The smallest and the largest value; NaN where one is NaN, 0 without values."""
+    if len(values) == 0:
+        return 0, 0
+    # so many at a time stay in the cache of a core between the two
+    chunks = [values[at : at + _CHUNK] for at in range(0, len(values), _CHUNK)]
+    lows, highs = zip(*((chunk.min(), chunk.max()) for chunk in chunks), strict=True)
+    return float(np.min(lows)), float(np.max(highs))
 
 
 def scan_logprobs(columns: BatchColumns, logprobs: Mapping[str, Logprobs]) -> Arrays:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenaudit.audit.differences import Differences
 from tokenaudit.corrections.ages import AGES, Grouping, ages
-from tokenaudit.log.columns import Bools, Int64s
+from tokenaudit.log.columns import Int64s
 
 _RESOLUTION = 1_000
 
@@ -64,15 +64,13 @@ def age_evidence(found: Differences, train_step: Int64s) -> tuple[AgeEvidence, .
     tokens, delta, abs_delta, ratio, squared_ratio, outside = by_age.sums(
         np.stack(figures).astype(np.float64, copy=False)[:, counted]
     )
-    thousandths = _thousandths(found.samples)
-    of_sample = np.repeat(np.where(counted, age, -1), found.sampled)
-    weights = np.repeat(found.stride, found.sampled)
+    thousandths, weights, bounds = _samples_by_age(found, np.where(counted, age, AGES))
     return tuple(
         AgeEvidence(
             staleness=index - 1,
             tokens=int(tokens[index]),
             mean_abs=float(abs_delta[index] / tokens[index]),
-            p95_abs=_percentile_95(thousandths, weights, of_sample == index),
+            p95_abs=_percentile_95(*(values[bounds[index] : bounds[index + 1]] for values in (thousandths, weights))),
             mean_ratio=float(ratio[index] / tokens[index]),
             effective_share=float(ratio[index] ** 2 / (tokens[index] * squared_ratio[index])),
             outside_share=float(outside[index] / tokens[index]),
@@ -88,7 +86,17 @@ def _thousandths(values: np.ndarray[Any, np.dtype[np.float32]]) -> Int64s:
     return (values.astype(np.float64) * _RESOLUTION + 5e-4).astype(np.int64)
 
 
-def _percentile_95(thousandths: Int64s, weights: Int64s, where: Bools) -> float:
-    """By nearest rank, of the values in `where`, which stand for `weights` tokens each."""
-    reached = np.cumsum(np.bincount(thousandths[where], weights[where]))
+def _samples_by_age(found: Differences, age: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Samples in thousandths, the tokens that each stands for, by the age of their stretch; where each age begins."""
+    order = np.argsort(age, kind="stable")
+    counts = found.sampled[order]
+    shift = (np.cumsum(found.sampled) - found.sampled)[order] - (np.cumsum(counts) - counts)
+    place = np.arange(len(found.samples)) + np.repeat(shift, counts)
+    bounds = np.append(0, np.cumsum(counts))[np.searchsorted(age[order], np.arange(AGES + 1))]
+    return _thousandths(found.samples[place]), np.repeat(found.stride[order], counts), bounds
+
+
+def _percentile_95(thousandths: Int64s, weights: Int64s) -> float:
+    """By nearest rank, of values that stand for `weights` tokens each."""
+    reached = np.cumsum(np.bincount(thousandths, weights))
     return float(np.searchsorted(reached, 0.95 * reached[-1]) / _RESOLUTION) if len(reached) else 0.0
