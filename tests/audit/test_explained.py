@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,31 @@ def test_masks_that_are_shifted_are_not_retracted_besides(tmp_path: Path):
     assert (
         "; also M003 mask-retracted 12 times, the first, group 7, rollout 705, put 2: 1 fresh token" in finding.message
     )
+
+
+@pytest.mark.parametrize("mask", ["late", "early"])
+def test_masks_that_are_shifted_put_the_mean_ratio_off(mask: str, tmp_path: Path):
+    """The engine has 0 for tool output, and the trainer what it makes of it."""
+    run, rng = Run(steps=24, batch=8, group_size=8, round_tokens=25, mean_tokens=40, tools=True), random.Random(1)
+
+    def computed(row: Row) -> Row:
+        sides = zip(row["train_logprobs"], row["response_mask"], strict=True)
+        return {"train_logprobs": [value if flag else -rng.expovariate(0.5) for value, flag in sides]}
+
+    def moved(row: Row) -> Row:
+        flags = row["response_mask"]
+        return {"response_mask": [0, *flags[:-1]] if mask == "late" else [*flags[1:], 1]}
+
+    healthy = changed(log_of(run), computed)
+    assert found(tmp_path / "healthy", healthy, run) == []
+    shifted = changed(healthy, moved)
+    (finding,) = found(tmp_path / "log", shifted, run)
+    assert (finding.code, finding.severity) == ("P006", Severity.WARNING)
+    assert "also P005 engine-ratio-off, from put 1 on" in finding.message
+    # what is off besides is more than the zeros explain
+    scaled = changed(shifted, lambda row: {"train_logprobs": [min(-1e-6, one - 0.3) for one in row["train_logprobs"]]})
+    levels = {one.code: one.severity for one in found(tmp_path / "both", scaled, run)}
+    assert levels["P005"] is Severity.ERROR
 
 
 def test_a_limit_that_is_called_stop_is_one_finding_with_the_sum(tmp_path: Path):

@@ -76,12 +76,21 @@ class Fault(StrEnum):
 
 
 class EngineFault(NamedTuple):
-    """One cause: its kind, the rows of the log concerned, ascending, what holds for them, and whether that is sure."""
+    """One cause.
+
+    Attributes:
+        kind: what is wrong.
+        rows: the rows of the log concerned, ascending.
+        text: what holds for them.
+        is_sure: whether nothing else explains it.
+        zeros: tokens with an engine's log-probability of 0 that would explain a mean ratio below 1.
+    """
 
     kind: Fault
     rows: Int64s
     text: str
     is_sure: bool = True
+    zeros: float = np.inf
 
 
 class EngineVerdict(NamedTuple):
@@ -263,7 +272,9 @@ def _ratio_off(rows: EngineRows, _: LogTable) -> Iterator[EngineFault]:
         own = rows.only(where)
         text = f"of {int(own.fresh.sum()):,} fresh tokens, {_ratio_text(own, 'engine and trainer seem to have')}"
         text += f" (mean |difference| of log-probabilities {own.fresh_abs.sum() / own.fresh.sum():.2g})"
-        yield EngineFault(Fault.RATIO, own.row, text)
+        missing = 1 - own.fresh_ratio.sum() / own.fresh.sum()
+        zeros = missing * own.tokens.sum() if missing > 0 else np.inf
+        yield EngineFault(Fault.RATIO, own.row, text, zeros=float(zeros))
         return
 
 

@@ -12,12 +12,14 @@ from tokenaudit.audit.rule import Severity, rule
 from tokenaudit.audit.table import LogTable
 from tokenaudit.corrections.logprobs import BOTH
 from tokenaudit.lifecycle.types import Status
-from tokenaudit.log.columns import Bools
+from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import STATUS_CODE
 
 _COMPLETED, _ABORTED = STATUS_CODE[Status.COMPLETED], STATUS_CODE[Status.ABORTED]
 _PLACE_SHARE, _PLACE_TIMES = 0.05, 10
 """Share of zeros at a place, and how many times that of all other tokens, from which on they aren't chance."""
+_ZEROS_TIMES = 1.1
+"""Chance in how many zeros a mean ratio comes to."""
 _LEAST_ZEROS = 5
 """Zeros at a place, from which on its share is looked at."""
 _LEAST_STAND_INS = 5
@@ -33,7 +35,14 @@ def _add_faults_of_engine(case: Case, findings: Findings, kind: Fault, checked: 
     findings.add_checked(getattr(verdict, checked), "tokens of tasks that have enough")
     for fault in verdict.faults:
         if fault.kind is kind:
-            findings.add_extent(fault.rows, fault.text, None if fault.is_sure else Severity.WARNING)
+            is_sure = fault.is_sure and fault.zeros > _ZEROS_TIMES * _edge_zeros(case.table, fault.rows)
+            findings.add_extent(fault.rows, fault.text, None if is_sure else Severity.WARNING)
+
+
+def _edge_zeros(table: LogTable, rows: Int64s) -> int:
+    """Tokens at edges of the mask for which the engine has exactly 0: P006 reports a mask that takes them in."""
+    names = ("logprobs_zero_first", "logprobs_zero_end")
+    return sum(int(table[name][rows].sum()) for name in names if name in table)
 
 
 @rule("P001", "logprobs-copied", Severity.ERROR,
@@ -70,7 +79,8 @@ def _engine_rows_off(case: Case, findings: Findings) -> None:
 
 
 @rule("P005", "engine-ratio-off", Severity.ERROR,
-      "Over fresh tokens, the mean ratio of trainer to engine isn't 1, as it is between equal weights.",
+      "Over fresh tokens, the mean ratio of trainer to engine isn't 1, as it is between equal weights; a warning where "
+      "zeros at edges of the mask explain it.",
       "Record the log-probability of the sampled token under the whole distribution, at temperature 1; check the sync.",
       *BOTH)  # fmt: skip
 def _engine_ratio_off(case: Case, findings: Findings) -> None:
