@@ -195,6 +195,7 @@ def test_when_every_row_is_faulty_it_is_one_finding_with_its_extent(run_cli, tmp
     assert ran.code == 1
     told = "from put 1 on, the first, rollout 0: 2 mask values for 3 tokens; the last 1 have no verdict"
     assert f"  task default: {told}; 10,005 responses in 10,005 puts\n" in ran.out
+    assert "which rows: `extent` of a finding in -o FILE.json" in ran.out
     data = json.loads((tmp_path / "many.json").read_text())
     (finding,) = data["findings"]
     members = finding["extent"].pop("members")
@@ -204,6 +205,10 @@ def test_when_every_row_is_faulty_it_is_one_finding_with_its_extent(run_cli, tmp
     }  # fmt: skip
     for other in (path, broken(tmp_path, MOST_MEMBERS + 6, "more.parquet"), broken(tmp_path, 3, "fewer.parquet")):
         assert run_cli("audit", other, "--select", "M001", "--baseline", "many.json").code == 0
+
+
+def test_findings_of_single_rows_name_them(run_cli, tmp_path: Path):
+    assert "which rows: " not in run_cli("audit", broken(tmp_path, 3), "--select", "M001").out
 
 
 def test_a_baseline_of_few_rows_does_not_know_many(run_cli, tmp_path: Path):

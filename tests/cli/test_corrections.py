@@ -188,7 +188,7 @@ def test_masks_of_a_log_without_takes_hold_all_that_was_completed(run_cli: Run, 
     assert found["effective_mask"].to_list() == [[1, 1], [1, 0], [1, 1]]
     assert found["weights"].to_list() == [[1.0, 1.0], [1.0, 0.0], [1.0, None]]
     assert found["taken"].to_list() == [False] * 3
-    assert "1 tokens in the loss can't be judged" in ran.err
+    assert "1 token in the loss can't be judged" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,15 @@ def rate_table() -> str:
     return "\n".join(lines)
 
 
+def corrected_table() -> str:
+    """The figures that gate rules about a correction have."""
+    lines = ["| name | better | meaning |", "| --- | --- | --- |"]
+    return "\n".join(
+        lines
+        + [f"| `{one.name}` | {one.better} | {one.help} |" for one in (*m.CORRECTION_METRICS, *m.CORRECTION_RATES)]
+    )
+
+
 def curve_table() -> str:
     """The curves that trainers log; those of a maximum and minimum stand with their mean."""
     names = {known.name for known in KNOWN}
@@ -366,6 +375,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "trigger-sizes": trigger_table,
     "metrics": metric_table,
     "rates": rate_table,
+    "correction-metrics": corrected_table,
     "columns": column_table,
     "curves": curve_table,
     "curve-series": series_table,

@@ -24,7 +24,7 @@ from tokenaudit.cli.options import (
     run_request,
     step_range,
 )
-from tokenaudit.contracts.errors import Problem, UsageError, printable
+from tokenaudit.contracts.errors import Problem, UsageError, plural, printable
 
 if TYPE_CHECKING:
     from tokenaudit.masks.filters import Masking
@@ -104,12 +104,13 @@ def mask(
     note_config(masked.settings, request)
     streams.show_notices(masked.notices)
     totals = masked.totals
-    trained = f"{totals.responses} responses: {totals.trained_tokens} tokens trained"
-    masked_tokens = f"{totals.masked_stale_tokens} masked as stale, {totals.masked_semantic_tokens} not in the loss"
-    corrected = f", {totals.masked_correction_tokens} dropped by the correction" if correction is not None else ""
+    trained = f"{plural(totals.responses, 'response')}: {plural(totals.trained_tokens, 'token')} trained"
+    masked_tokens = f"{totals.masked_stale_tokens:,} masked as stale, {totals.masked_semantic_tokens:,} not in the loss"
+    corrected = f", {totals.masked_correction_tokens:,} dropped by the correction" if correction is not None else ""
     streams.write_blocks(Paragraph(f"{trained}, {masked_tokens}{corrected}"))
     if totals.unjudged_tokens:
-        what = f"{totals.unjudged_tokens} tokens in the loss can't be judged by the correction, and stay in it"
+        tokens = plural(totals.unjudged_tokens, "token")
+        what = f"{tokens} in the loss can't be judged by the correction, and stay in it"
         streams.show_warning(what, "`tokenaudit corrections` says why; their weights are null")
 
 

@@ -170,7 +170,8 @@ def show_usage_error(error: typer.TyperException) -> None:
         return
     context = getattr(error, "ctx", None)
     hint = f"`{'tokenaudit' if context is None else context.command_path} --help`"
-    show_problems([Problem(text, None, hint)])
+    # what a wrong choice is called where the parser checks values by a model
+    show_problems([Problem(text.replace(": Value error, ", ": ", 1), None, hint)])
 
 
 def show_crash(error: Exception) -> None:

@@ -349,13 +349,13 @@ CORRECTION_METRICS: tuple[Metric, ...] = (
     ),
     # Each is a token that was generated, waited for, and taken, for nothing.
     CORRECTION_DROPPED_TOKENS := Metric(
-        "correction_dropped_tokens", _TOKENS, _LOWER, Total.SUM, "those of them that the correction drops"
+        "correction_dropped_tokens", _TOKENS, _LOWER, Total.SUM, "tokens in the loss that a correction drops"
     ),
     CORRECTION_RESPONSES := Metric(
         "correction_responses", _SAMPLES, Better.NEUTRAL, Total.SUM, "responses that a correction looks at"
     ),
     CORRECTION_DROPPED_RESPONSES := Metric(
-        "correction_dropped_responses", _SAMPLES, _LOWER, Total.SUM, "those of them of which no token is kept"
+        "correction_dropped_responses", _SAMPLES, _LOWER, Total.SUM, "responses of which a correction keeps no token"
     ),
 )
 """What gate rules with a method judge; no row of a run holds them."""

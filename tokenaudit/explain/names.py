@@ -38,6 +38,8 @@ _FORMULAS = {
     m.DROPPED_TOKENS.name: " + ".join(metric.name for metric in m.DROPPED_PARTS),
 }
 _TASK_KEY = "tasks.NAME"
+_CORRECTED: dict[str, Metric | Rate] = {one.name: one for one in (*m.CORRECTION_METRICS, *m.CORRECTION_RATES)}
+"""What only off-policy corrections have: no row of a run holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def setting_keys() -> dict[str, tuple[str, str]]:
 def known_names() -> list[str]:
     """Everything that `explain_name` knows: metrics, rates, and settings with and without their section."""
     keys = setting_keys()
-    return list(dict.fromkeys((*METRICS, *RATES, *(key.rpartition(".")[2] for key in keys), *keys)))
+    return list(dict.fromkeys((*METRICS, *RATES, *_CORRECTED, *(key.rpartition(".")[2] for key in keys), *keys)))
 
 
 def explain_name(name: str, run: ExplainedRun | None = None) -> NameExplanation | None:
@@ -128,6 +130,11 @@ def explain_name(name: str, run: ExplainedRun | None = None) -> NameExplanation 
     if name in RATES:
         rate = RATES[name]
         return NameExplanation(name, "rate", tuple(_rate_facts(rate)), tuple(_rate_in(rate, run) if run else ()))
+    if name in _CORRECTED:
+        one = _CORRECTED[name]
+        kind, facts = ("rate", _rate_facts(one)) if isinstance(one, Rate) else ("metric", _metric_facts(one))
+        seen = ("seen in", f"gate rules about a correction, {name}{{method=NAME}} (tokenaudit help corrections)")
+        return NameExplanation(name, kind, (*facts, seen))
     key = _setting_key(name)
     if key is None:
         return None
@@ -162,7 +169,9 @@ def _metric_facts(metric: Metric) -> Iterator[tuple[str, str]]:
     settings = _settings_behind(metric)
     if settings:
         yield "moves with", ", ".join(settings)
-    rates = [rate.name for rate in RATES.values() if metric in (*rate.numerator, *rate.denominator)]
+    rates = [
+        rate.name for rate in (*RATES.values(), *m.CORRECTION_RATES) if metric in (*rate.numerator, *rate.denominator)
+    ]
     if rates:
         yield "rates", ", ".join(rates)
 
