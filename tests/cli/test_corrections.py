@@ -276,3 +276,23 @@ def test_masks_that_nothing_can_be_judged_of_are_not_written(run_cli: Run, tmp_p
     ran = run_cli("mask", log, "-o", "m.parquet", "--correction", ICEPOP, "--isolated", "--timeline", "recorded")
     assert "has no recorded timeline" in ran.err
     assert list(tmp_path.glob("m.parquet*")) == []
+
+
+@pytest.mark.parametrize(("bad", "code"), [(0, 0), (1, 0), (2, 2)])
+def test_a_gate_does_not_pass_what_mostly_cannot_be_judged(run_cli: Run, tmp_path: Path, bad: int, code: int):
+    values = [(-9999.0, -9999.0)] * bad + [(-1.0, -1.0)] * (3 - bad)
+    puts = [row | {"event_id": 1, "response_mask": [0, 1]} for row in rows(values)]
+    log = write_log(tmp_path / "log.parquet", [refresh(0), *puts, take(2)])
+    rules = ("--rule", f'correction_dropped_tokens{{method="{ICEPOP}"}} <= 0', "--isolated")
+    ran = run_cli("gate", log, *rules)
+    assert ran.code == code, ran.out
+    assert (f"{bad} of 3 tokens in the loss can't be judged" in ran.err + ran.out) == (bad > 0)
+    baseline = tmp_path / "base.json"
+    assert run_cli("gate", log, *rules, "--write-baseline", baseline).code == code
+    assert baseline.exists() == (code == 0)
+
+
+def test_a_gate_refuses_methods_that_no_rule_names(run_cli: Run):
+    ran = run_cli("gate", SAMPLE, "--rule", "expired_groups <= 1000", "--methods", "none.toml")
+    assert ran.code == 2
+    assert "--methods is for rules of methods" in ran.err

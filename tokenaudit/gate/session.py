@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from tokenaudit.contracts.errors import Problem, RuleError, UsageError, shown
+from tokenaudit.contracts.errors import Notice, NoticeLevel, Problem, RuleError, UsageError, shown
 from tokenaudit.contracts.metrics import CORRECTION_METRICS
 from tokenaudit.corrections.result import MethodResult, TokenCounts
 from tokenaudit.gate.baseline import check_baseline, check_judgeable
@@ -92,6 +92,10 @@ def with_corrections(
         TokenauditError: a rule names an unknown method, or the methods can't be read.
     """
     names = list(dict.fromkeys(one.rule.scope.method for one in rules if one.rule.scope.method is not None))
+    if methods_file is not None and not names:
+        what = "--methods is for rules of methods, and there is none"
+        hint = "leave it out, or add a rule such as correction_dropped_token_rate{method=verl} <= 3%"
+        raise UsageError(Problem(what, None, hint))
     if not names or request.simulate:
         return result
     from tokenaudit.corrections.devices import choose_arrays
@@ -99,8 +103,20 @@ def with_corrections(
     from tokenaudit.corrections.session import corrections_of_log
 
     report = corrections_of_log(request, methods_of(names, methods_file), choose_arrays("auto")).report
-    found = {method.name: _corrected(method) for method in report.methods}
-    return replace(result, corrections={name: found[name_of(name)] for name in names})
+    notices: list[Notice] = []
+    found: dict[str, Corrected] = {}
+    for method in report.methods:
+        unjudged = report.not_judged.tokens + method.unknown_advantage_tokens
+        said = f"{unjudged} of {unjudged + method.totals.in_loss} tokens in the loss can't be judged"
+        if method.not_run is None and unjudged > method.totals.in_loss:
+            found[method.name] = _corrected(replace(method, not_run=said, totals=TokenCounts(), by_task={}, by_step=()))
+            continue
+        if method.not_run is None and unjudged:
+            cost = "Rules look at the others; `tokenaudit corrections` says why."
+            notices.append(Notice("unjudged-tokens", f"method {method.name}: {said}", cost, NoticeLevel.CAUTION))
+        found[method.name] = _corrected(method)
+    corrections = {name: found[name_of(name)] for name in names}
+    return replace(result, corrections=corrections, warnings=(*result.warnings, *notices))
 
 
 def _corrected(method: MethodResult) -> Corrected:
