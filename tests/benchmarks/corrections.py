@@ -2,7 +2,7 @@
 
     python tests/benchmarks/corrections.py [rollouts.parquet] [--device auto]
 
-Without a log, one of 60 M tokens in 30 steps is made first. Decode and corrections take turns; seconds are of wall
+Without a log, one of 30 M tokens in 30 steps is made first. Decode and corrections take turns; seconds are of wall
 clock and of all cores together. Beside that, three corrections of one batch are timed against the way of the trainers:
 tensors of torch, padded to the longest response.
 """
