@@ -40,8 +40,6 @@ def rows_of(case: Case, step: int, *, single: bool, taken: bool) -> list[Row]:
             advantage=response["advantage"],
         )
         puts.append(row)
-    if not single:
-        puts = [row | {"event_id": step} for row in puts]
     if not taken:
         return puts
     groups = len({row["group_id"] for row in puts})
