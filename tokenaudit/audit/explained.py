@@ -59,7 +59,9 @@ def explain(found: Mapping[str, Findings]) -> None:
 
 def _explaining(finding: Finding, rows: Int64s | None, others: Findings, share: float) -> int | None:
     """Place of the finding among the others that is as bad and has that share of its rows; None where there is none."""
-    for at, other_rows in others.rows.items() if rows is not None else ():
+    if rows is None:
+        return None
+    for at, other_rows in others.rows.items():
         is_as_bad = others.kept[at].severity.rank <= finding.severity.rank
         if is_as_bad and np.isin(rows, other_rows, assume_unique=True).mean() >= share:
             return at

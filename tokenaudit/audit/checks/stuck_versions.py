@@ -175,5 +175,5 @@ def _should_lag(case: Case, rows: Int64s) -> bool:
     went_on = (
         table.present("prior_len")[rows] & (table["prior_len"] > 0)[rows] & (table["prior_len"] < table["tokens"])[rows]
     )
-    is_told = may_lag and not is_seen_again and np.count_nonzero(went_on) >= LEAST_CONTINUED
-    return is_told and len(np.unique(table["train_step"][rows])) >= _LEAST_STEPS
+    is_told = may_lag and not is_seen_again and int(np.count_nonzero(went_on)) >= LEAST_CONTINUED
+    return bool(is_told) and len(np.unique(table["train_step"][rows])) >= _LEAST_STEPS
