@@ -13,6 +13,7 @@ from tokenaudit.lifecycle.staleness import is_fresh, oldest_fresh
 from tokenaudit.lifecycle.types import Status
 from tokenaudit.log.columns import Bools, Int64s
 from tokenaudit.log.digest import KIND_CODE, STATUSES, Digest
+from tokenaudit.log.row_checks import ABSENT
 from tokenaudit.log.token_ids import SAME, UNKNOWN
 from tokenaudit.log.version_runs import MISSING_VERSION
 
@@ -107,6 +108,15 @@ class PutRuns:
         counts = (version == MISSING_VERSION) | is_fresh(version, oldest)
         trainable = np.where(counts, self.digest.runs.trainable[run], 0)
         return np.bincount(owner, trainable, minlength=len(rows)).astype(np.int64)
+
+    def oldest_version(self, rows: Int64s) -> Int64s:
+        """The oldest version of the tokens of put rows; `ABSENT` where none has a version, or the row was left out."""
+        owner, run = self.runs_of(rows)
+        version = self.digest.runs.model_step[run].astype(np.int64)
+        known = version != MISSING_VERSION
+        oldest = np.full(len(rows), np.iinfo(np.int64).max)
+        np.minimum.at(oldest, owner[known], version[known])
+        return np.where(np.bincount(owner[known], minlength=len(rows)) > 0, oldest, ABSENT)
 
     def mean_version(self, rows: Int64s) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The mean version of the tokens of put rows; NaN where none has a version, or the row was left out."""

@@ -65,9 +65,17 @@ def trained_at(table: LogTable, replayed: ReplayedRun | None, takes: Sequence[Re
     if replayed is not None:
         taken = replayed.taken_step
         step[replayed.puts.rows[taken >= 0]] = taken[taken >= 0]
-    for take in takes:
-        step[list(take.put_rows)] = take.train_step
+    rows, train_step = taken_rows(takes)
+    # of several takes of a row the last one stays
+    step[rows] = train_step
     return step
+
+
+def taken_rows(takes: Sequence[RecordedTake]) -> tuple[Int64s, Int64s]:
+    """Put rows of the responses taken, take by take, and the step of each take."""
+    steps = np.array([take.train_step for take in takes], dtype=np.int64)
+    rows = np.array([row for take in takes for row in take.put_rows], dtype=np.int64)
+    return rows, np.repeat(steps, [len(take.put_rows) for take in takes])
 
 
 class TrainedRun(NamedTuple):

@@ -50,7 +50,11 @@ def newest_too_old(train_step: Any, threshold: Any) -> Any:
     return train_step - threshold - 1
 
 
-def is_too_old(model_step: int, newest_stale: int) -> bool:
+@overload
+def is_too_old(model_step: int, newest_stale: int) -> bool: ...
+@overload
+def is_too_old(model_step: Any, newest_stale: Any) -> Any: ...
+def is_too_old(model_step: Any, newest_stale: Any) -> Any:
     """Whether a response whose oldest version is `model_step` is too old, given `newest_too_old` at the step."""
     return model_step <= newest_stale
 

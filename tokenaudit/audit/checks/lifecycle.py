@@ -105,11 +105,13 @@ def _duplicate_consumption(case: Case, findings: Findings) -> None:
     taken_at: dict[tuple[int, int, int], int] = {}
     texts: dict[int, str] = {}
     unknown: list[tuple[Subject, str]] = []
-    for take in case.takes:
-        findings.add_checked(1, "recorded takes")
-        # The same id in another group is another response.
-        group_id = int(table["group_id"][take.put_rows[0]]) if take.put_rows else ABSENT
-        key = (int(table["task"][take.row]), int(table["rollout_id"][take.row]), group_id)
+    findings.add_checked(len(case.takes), "recorded takes")
+    # The same id in another group is another response.
+    first = np.array([take.put_rows[0] if take.put_rows else -1 for take in case.takes], dtype=np.int64)
+    group_ids = np.where(first >= 0, table["group_id"][first], ABSENT).tolist()
+    at = np.array([take.row for take in case.takes], dtype=np.int64)
+    keys = zip(table["task"][at].tolist(), table["rollout_id"][at].tolist(), group_ids, strict=True)
+    for take, key in zip(case.takes, keys, strict=True):
         before = taken_at.get(key, NEVER)
         is_segment = before == take.train_step and len(take.put_rows) > 1
         if before != NEVER and not is_segment:

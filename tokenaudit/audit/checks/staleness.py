@@ -9,7 +9,7 @@ from tokenaudit.audit.checks.lifecycle import add_samples
 from tokenaudit.audit.findings import Findings, Subject
 from tokenaudit.audit.replayed_run import Expired
 from tokenaudit.audit.rule import Fact, Severity, rule
-from tokenaudit.audit.taken import trained_at
+from tokenaudit.audit.taken import taken_rows, trained_at
 from tokenaudit.audit.version_steps import newest_versions, oldest_versions
 from tokenaudit.contracts.errors import plural
 from tokenaudit.lifecycle.events import Where
@@ -40,14 +40,12 @@ _EXPIRED = STATUS_CODE[Status.EXPIRED]
       Fact.REPLAY, Fact.RECORDED_TAKES)  # fmt: skip
 def _stale_group_taken(case: Case, findings: Findings) -> None:
     config, table = case.known_config, case.table
-    limits = [config.stale_threshold(task) for task in table.tasks]
-    texts: dict[int, str] = {}
-    for take in case.takes:
-        for row in take.put_rows:
-            versions = [run.version for run in case.replayed.puts.runs(row) if run.version >= 0]
-            limit = limits[int(table["task"][row])]
-            if versions and is_too_old(min(versions), newest_too_old(take.train_step, limit)):
-                texts[row] = _age_text(case, row, min(versions), take.train_step, limit)
+    limits = np.array([config.stale_threshold(task) for task in table.tasks], dtype=np.int64)
+    rows, step = taken_rows(case.takes)
+    oldest, limit = case.replayed.puts.oldest_version(rows), limits[table["task"][rows]]
+    stale = np.flatnonzero((oldest != ABSENT) & is_too_old(oldest, newest_too_old(step, limit)))
+    columns = (column[stale].tolist() for column in (rows, oldest, step, limit))
+    texts = {row: _age_text(case, row, version, at, most) for row, version, at, most in zip(*columns, strict=True)}
     findings.add_texts(table.subject, texts)
     findings.add_checked(len(case.takes), "recorded takes")
 
