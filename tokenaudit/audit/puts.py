@@ -80,10 +80,6 @@ class PutRuns:
         """Whether the digest has each put row; it leaves out groups with faulty ones."""
         return self._response[rows] >= 0
 
-    def is_read(self, rows: Int64s) -> Bools:
-        """Which of some put rows the digest holds: those whose group wasn't left out."""
-        return self._response[rows] >= 0
-
     def runs(self, row: int) -> list[PutRun]:
         """The runs of a put row; none where its group was left out."""
         response = self.response(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenaudit.audit.case import Case
 from tokenaudit.audit.findings import Findings, Subject
-from tokenaudit.audit.parity import Verdict
+from tokenaudit.audit.parity import Parity, Verdict
 from tokenaudit.audit.rule import Fact, Severity, rule
 
 _OTHERWISE = (Verdict.OFFSET, Verdict.FACTOR, Verdict.OTHER)
@@ -15,14 +15,9 @@ _OTHERWISE = (Verdict.OFFSET, Verdict.FACTOR, Verdict.OTHER)
       "Find out which of both is wrong from that step on: rows that are lost, doubled or late, or another config.",
       Fact.CURVES)  # fmt: skip
 def _curve_differs(case: Case, findings: Findings) -> None:
-    for parity in case.compared_curves:
-        # What can't be compared isn't checked.
-        if parity.verdict is Verdict.NOT_COMPARABLE:
-            continue
-        findings.add_checked(1, "curves")
+    for parity in _compared(case, findings):
         if parity.verdict is Verdict.DIFFERS:
-            text = f"{parity.curve} in {parity.file}, compared with {parity.ours}: {parity.detail}"
-            findings.add(Subject(train_step=parity.first_step), text, cause=parity.curve)
+            findings.add(Subject(train_step=parity.first_step), _text(parity), cause=parity.curve)
 
 
 @rule("C002", "curve-defined-otherwise", Severity.WARNING,
@@ -30,10 +25,17 @@ def _curve_differs(case: Case, findings: Findings) -> None:
       "Read figures of the log by its own definitions; an offset of staleness may be versions that count otherwise.",
       Fact.CURVES)  # fmt: skip
 def _curve_defined_otherwise(case: Case, findings: Findings) -> None:
-    for parity in case.compared_curves:
-        if parity.verdict is Verdict.NOT_COMPARABLE:
-            continue
-        findings.add_checked(1, "curves")
+    for parity in _compared(case, findings):
         if parity.verdict in _OTHERWISE:
-            text = f"{parity.curve} in {parity.file}, compared with {parity.ours}: {parity.detail}"
-            findings.add(Subject(), text, cause=parity.curve)
+            findings.add(Subject(), _text(parity), cause=parity.curve)
+
+
+def _compared(case: Case, findings: Findings) -> list[Parity]:
+    """The curves that are checked: what can't be compared isn't."""
+    compared = [parity for parity in case.compared_curves if parity.verdict is not Verdict.NOT_COMPARABLE]
+    findings.add_checked(len(compared), "curves")
+    return compared
+
+
+def _text(parity: Parity) -> str:
+    return f"{parity.curve} in {parity.file}, compared with {parity.ours}: {parity.detail}"

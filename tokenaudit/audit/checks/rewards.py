@@ -174,7 +174,7 @@ def _baseline_moved(case: Case, findings: Findings) -> None:
         own = np.where(table["mask_len"] >= 0, table["mask_ones"], table["tokens"])
         trainable = np.where(spared, own[taken.rows], trainable)
     # Of rows that replay can't read, nothing is known.
-    trains = (trainable > 0) | ~case.readable.is_read(taken.rows)
+    trains = (trainable > 0) | ~case.readable.is_kept(taken.rows)
     # The trainer's own masks say more than those that it made them from.
     trains &= ~np.isin(taken.rows, np.array(case.trained.untrained, dtype=np.int64))
     moved = moved_baselines(table, taken, trains)
