@@ -147,10 +147,14 @@ class LimitOverlap:
     only_limit: int
 
     @property
+    def either(self) -> int:
+        """Tokens that either drops."""
+        return self.both + self.only_method + self.only_limit
+
+    @property
     def jaccard(self) -> float:
         """Tokens that both drop over those that either drops; 1 where neither drops any."""
-        either = self.both + self.only_method + self.only_limit
-        return self.both / either if either else 1.0
+        return self.both / self.either if self.either else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +168,14 @@ class MethodOverlap:
     only_second: int
 
     @property
+    def either(self) -> int:
+        """Tokens that either drops."""
+        return self.both + self.only_first + self.only_second
+
+    @property
     def jaccard(self) -> float:
         """Tokens that both drop over those that either drops; 1 where neither drops any."""
-        either = self.both + self.only_first + self.only_second
-        return self.both / either if either else 1.0
+        return self.both / self.either if self.either else 1.0
 
 
 @dataclass(frozen=True, slots=True)

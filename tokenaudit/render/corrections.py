@@ -45,6 +45,7 @@ _TOTALS = (
 )  # fmt: skip
 _WEIGHTS = ("mean", "effective", "at upper bound", "largest", "p95", "p5", "p50", "at lower bound")
 """Columns that a narrow terminal keeps longest first."""
+_OVERLAP = ("both drop", "only the method", "only the limit", "in common")
 
 
 def corrections_blocks(
@@ -126,12 +127,12 @@ def _answer(method: MethodResult, report: CorrectionsReport) -> str:
         if weights.mean == weights.largest == 1:
             return f"{method.name} drops nothing, and all weights are 1{as_is}"
         return f"{method.name} drops nothing; its weights leave an effective {100 * weights.effective_share:.1f} %"
-    text = f"{method.name} drops {share_text(counts.dropped, counts.in_loss)} of the tokens in the loss"
+    text = f"{method.name} drops {_dropped(counts)} of the tokens in the loss"
     text += _younger(method, report)
     nearest = method.nearest_limit
     if nearest is not None:
         text += f"; max_token_staleness {nearest.max_token_staleness} comes nearest"
-        text += f" ({share_text(nearest.both, _either(nearest))} in common)"
+        text += f" ({share_text(nearest.both, nearest.either)} in common)"
     return printable(text)
 
 
@@ -158,21 +159,13 @@ def _by_task(limits: Mapping[str, int]) -> str:
     return ", ".join(shown[:_MOST_TASKS]) + (", …" if len(shown) > _MOST_TASKS else "")
 
 
-def _either(limit: LimitOverlap) -> int:
-    return limit.both + limit.only_method + limit.only_limit
-
-
-def _label(name: str = "method") -> TableColumn:
-    return TableColumn(name, "left", is_label=True, free_text=True)
-
-
-def _columns(*names: str) -> list[TableColumn]:
-    return [_label(), *map(TableColumn, names)]
+def _label() -> TableColumn:
+    return TableColumn("method", "left", is_label=True, free_text=True)
 
 
 def _table(caption: str, names: Sequence[str], rows: Sequence[TableRow], priority: Sequence[str] = ()) -> Table:
     fit = Fit(["method", *(priority or names)], columns_hint=COLUMNS_HINT)
-    return Table(_columns(*names), rows, caption, fit=fit)
+    return Table([_label(), *map(TableColumn, names)], rows, caption, fit=fit)
 
 
 def _totals(methods: Sequence[MethodResult]) -> Table:
@@ -182,10 +175,9 @@ def _totals(methods: Sequence[MethodResult]) -> Table:
     rows = []
     for method in methods:
         counts = method.totals
-        share = share_text(counts.dropped, counts.in_loss)
         numbers = (counts.in_loss, counts.kept, counts.dropped)
         others = (counts.already_masked, counts.responses, counts.responses_dropped_whole, method.divisor)
-        rows.append(TableRow([method.name, *_counted(numbers), share, *_counted(others)]))
+        rows.append(TableRow([method.name, *_counted(numbers), _dropped(counts), *_counted(others)]))
     return _table("what each method keeps", names, rows, _TOTALS)
 
 
@@ -244,32 +236,30 @@ def _share(parts: Sequence[PartFigures]) -> str:
 
 def _limits(methods: Sequence[MethodResult]) -> Table:
     """The nearest limit of each method, and what each drops that the other doesn't."""
-    names = ("nearest max_token_staleness", "both drop", "only the method", "only the limit", "in common")
     rows = []
     for method in methods:
         nearest = method.nearest_limit
         if nearest is None or method.totals.dropped == 0:
-            rows.append(TableRow([method.name, *[NOTHING] * len(names)]))
+            rows.append(TableRow([method.name, NOTHING, *[NOTHING] * len(_OVERLAP)]))
             continue
-        counts = _counted((nearest.both, nearest.only_method, nearest.only_limit))
-        common = share_text(nearest.both, _either(nearest))
-        rows.append(TableRow([method.name, str(nearest.max_token_staleness), *counts, common]))
-    return _table("beside a limit on the staleness of tokens", names, rows)
+        rows.append(TableRow([method.name, *_limit_cells(nearest)]))
+    return _table("beside a limit on the staleness of tokens", ("nearest max_token_staleness", *_OVERLAP), rows)
 
 
 def _every_limit(methods: Sequence[MethodResult]) -> Table:
     """Every limit beside every method that drops something."""
     rows = [
-        TableRow(
-            [method.name, str(limit.max_token_staleness), *_counted(counts), share_text(limit.both, _either(limit))]
-        )
+        TableRow([method.name, *_limit_cells(limit)])
         for method in methods
         if method.totals.dropped
         for limit in method.staleness
-        for counts in [(limit.both, limit.only_method, limit.only_limit)]
     ]
-    names = ("max_token_staleness", "both drop", "only the method", "only the limit", "in common")
-    return _table("beside every limit on the staleness of tokens", names, rows)
+    return _table("beside every limit on the staleness of tokens", ("max_token_staleness", *_OVERLAP), rows)
+
+
+def _limit_cells(limit: LimitOverlap) -> list[str]:
+    counts = _counted((limit.both, limit.only_method, limit.only_limit))
+    return [str(limit.max_token_staleness), *counts, share_text(limit.both, limit.either)]
 
 
 def _between(report: CorrectionsReport, labels: Mapping[str, str], methods: Sequence[MethodResult]) -> Table:
@@ -277,12 +267,11 @@ def _between(report: CorrectionsReport, labels: Mapping[str, str], methods: Sequ
     common: dict[tuple[str, str], str] = {}
     nearest: dict[str, tuple[float, str]] = {}
     for pair in report.between:
-        either = pair.both + pair.only_first + pair.only_second
-        text = share_text(pair.both, either)
+        text = share_text(pair.both, pair.either)
         first, second = labels[pair.first], labels[pair.second]
         for one, other in ((first, second), (second, first)):
             common[one, other] = text
-            if either and pair.both and pair.jaccard > nearest.get(one, (0.0, ""))[0]:
+            if pair.both and pair.jaccard > nearest.get(one, (0.0, ""))[0]:
                 nearest[one] = (pair.jaccard, other)
     caption = "dropped tokens in common (of those that either drops)"
     names = [method.name for method in methods]
@@ -333,12 +322,8 @@ def _further(methods: Sequence[MethodResult]) -> Iterator[Block]:
         rows = [TableRow([name, _number(value)]) for name, value in method.metrics.items()]
         if rows:
             columns = [TableColumn("figure", "left", is_label=True), TableColumn("mean over steps")]
-            yield Table(columns, rows, f"what {method.trainer} logs under {_title_of(method)}")
+            yield Table(columns, rows, f"what {method.trainer} logs under {method.name}")
             yield Gap()
-
-
-def _title_of(method: MethodResult) -> str:
-    return printable(method.name)
 
 
 def _dropped(counts: TokenCounts) -> str:

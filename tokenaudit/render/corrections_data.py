@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tokenaudit import __version__
 from tokenaudit.contracts.files import json_text
-from tokenaudit.corrections.result import CorrectionsReport, LimitOverlap, MethodResult, PartFigures, TokenCounts
+from tokenaudit.corrections.result import (
+    CorrectionsReport,
+    LimitOverlap,
+    MethodResult,
+    PartFigures,
+    TokenCounts,
+    WeightFigures,
+)
 from tokenaudit.render.blocks import csv_lines
 from tokenaudit.render.json_documents import PlainNumber
 
 KIND_CORRECTIONS = "tokenaudit.corrections"
 CORRECTIONS_SCHEMA_VERSION = 1
-COUNTS = ("already_masked", "in_loss", "kept", "dropped", "responses", "responses_dropped_whole")
-WEIGHTS = ("mean", "p5", "p50", "p95", "largest", "at_low", "at_high", "effective_share", "not_finite")
+COUNTS = tuple(one.name for one in fields(TokenCounts))
+WEIGHTS = tuple(one.name for one in fields(WeightFigures))
 OVERLAPS = ("both", "only_method", "only_limit")
 ROW_COLUMNS = ("method", "part", "key", *COUNTS, *(f"weight_{name}" for name in WEIGHTS), *OVERLAPS, "value")
 """Columns of a flat row: a method, which part of the tokens, which of them, and its figures."""
@@ -189,11 +196,11 @@ def _method(method: MethodResult) -> dict[str, Any]:
         "options": _plain(method.options),
         "notes": list(method.notes),
         "totals": _part(PartFigures(method.totals, method.weights)),
-        "metrics": _numbers(method.metrics),
+        "metrics": _plain(method.metrics),
         "by_step": [
             {"train_step": step.train_step, "divisor": step.divisor}
             | _part(PartFigures(step.counts, step.weights))
-            | {"metrics": _numbers(step.metrics)}
+            | {"metrics": _plain(step.metrics)}
             for step in method.by_step
         ],
         "by_task": [{"task": task} | _part(part) for task, part in method.by_task.items()],
@@ -210,7 +217,7 @@ def _limit(limit: LimitOverlap) -> dict[str, Any]:
 
 
 def _part(part: PartFigures) -> dict[str, Any]:
-    weights = None if part.weights is None else _numbers({name: getattr(part.weights, name) for name in WEIGHTS})
+    weights = None if part.weights is None else _plain({name: getattr(part.weights, name) for name in WEIGHTS})
     return _counts(part.counts) | {"dropped_share": part.counts.dropped_share, "weights": weights}
 
 
@@ -219,7 +226,7 @@ def _counts(counts: TokenCounts) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Options as JSON holds them."""
+    """Values as JSON holds them: infinite numbers, and those that are none, as texts."""
     match value:
         case Mapping():
             return {name: _plain(part) for name, part in value.items()}
@@ -228,14 +235,6 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
     return value
-
-
-def _numbers(values: Mapping[str, float | int | None]) -> dict[str, PlainNumber]:
-    """Numbers as JSON holds them: infinite ones, and those that are none, as texts."""
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
 
 
 def corrections_rows(report: CorrectionsReport) -> Iterator[dict[str, Any]]:
