@@ -39,6 +39,11 @@ class Applied(NamedTuple):
     at_high: Array | None = None
     counted: Array | None = None
 
+    @property
+    def divides(self) -> Array:
+        """Which tokens the loss divides by, bool of shape [N]."""
+        return self.mask if self.counted is None else self.counted
+
 
 class Correction(BaseModel):
     """One trainer's correction; the fields of a subclass are the trainer's options, with its names and defaults."""

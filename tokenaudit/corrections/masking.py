@@ -109,7 +109,7 @@ class _MethodFilter:
                 unjudged |= batch.unjudged.part(chunk.tokens.start, chunk.tokens.stop)
             dropped = host(tokens.mask) & ~host(applied.keep)
             weights = None if applied.weight is None else host(applied.weight)
-            counted.append(host(applied.mask if applied.counted is None else applied.counted) | unjudged)
+            counted.append(host(applied.divides) | unjudged)
             self.judged_tokens += int(np.count_nonzero(host(tokens.mask)))
             self.unjudged_tokens += int(unjudged.sum())
             ends = np.cumsum(batch.lengths[chunk.responses]).tolist()

@@ -105,8 +105,7 @@ class MethodSums:
         sums = np.zeros((ROWS, len(lengths)))
         sums[IN_LOSS] = in_loss
         sums[KEPT] = in_loss if keep is tokens.mask else xp.host(xp.counts(keep, lengths))
-        counted = applied.mask if applied.counted is None else applied.counted
-        self._divisor += int(sums[KEPT].sum()) if counted is keep else xp.total(counted)
+        self._divisor += int(sums[KEPT].sum()) if applied.divides is keep else xp.total(applied.divides)
         largest = np.full(len(lengths), -np.inf)
         if weight is not None:
             self._add_weights(tokens, applied, keep, lengths, sums, largest)

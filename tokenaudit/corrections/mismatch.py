@@ -17,6 +17,11 @@ def rollout_sum(tokens: Tokens) -> Array:
     return tokens.once("rollout_sum", lambda: tokens.sum(tokens.rollout))
 
 
+def cut_ratio(tokens: Tokens, log_ratio: Array) -> Array:
+    """Exponential of log ratios of responses, cut at `LOG_RATIO_LIMIT` before, shape [R]."""
+    return tokens.xp.exp(tokens.xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
 def mismatch_stats(tokens: Tokens) -> dict[str, Array]:
     """Sums over the tokens in the loss of each response: what `mismatch` is worked out from."""
 

@@ -149,6 +149,16 @@ class Tokens:
         """Sum of `log_ratio` of each response, shape [R]."""
         return self.once("log_ratio_sum", lambda: self.sum(self.log_ratio))
 
+    @property
+    def log_ratio_mean(self) -> Array:
+        """`log_ratio_sum` over `count`, shape [R]; 0 for a response with nothing in the loss."""
+        return self.once("log_ratio_mean", lambda: self.log_ratio_sum / self.at_least_one)
+
+    @property
+    def geometric_ratio(self) -> Array:
+        """Geometric mean of the ratios of each response, shape [R]; 1 for one with nothing in the loss."""
+        return self.once("geometric_ratio", lambda: self.xp.exp(self.log_ratio_mean))
+
     def sum(self, values: Array) -> Array:
         """Sum over the tokens in the loss of each response, shape [R]."""
         return self.xp.sums(values if self._all_in_loss else self.xp.where(self.mask, values, 0), self.lengths)

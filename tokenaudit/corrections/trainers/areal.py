@@ -75,7 +75,7 @@ class RejectionSampling(BaseModel):
             weight = tokens.ratio
         else:
             keep = tokens.mask & tokens.spread(self.inside(self.aggregated(tokens)))
-            weight = tokens.spread(_geometric(tokens)) if self.metric == "ratio" else tokens.ratio
+            weight = tokens.spread(tokens.geometric_ratio) if self.metric == "ratio" else tokens.ratio
         stats = {"count": tokens.count, "filtered": tokens.count - tokens.count_of(keep)}
         return Applied(keep, keep, tokens.xp.where(keep, weight, 0), stats, counted=tokens.mask)
 
@@ -86,7 +86,7 @@ class RejectionSampling(BaseModel):
             low, high = weight < clamped, weight > clamped
             filtered = tokens.count_of(low | high)
         else:
-            weight = _geometric(tokens)
+            weight = tokens.geometric_ratio
             clamped = tokens.xp.where(self.inside(self.aggregated(tokens)), weight, self._cut(tokens, weight))
             low, high = weight < clamped, weight > clamped
             filtered = tokens.xp.where(low | high, tokens.count, 0)
@@ -97,11 +97,6 @@ class RejectionSampling(BaseModel):
 
     def _cut(self, tokens: Tokens, weight: Array) -> Array:
         return tokens.xp.clip(weight, self.lower, self.upper)
-
-
-def _geometric(tokens: Tokens) -> Array:
-    """Geometric mean of the ratios in the loss of each response, shape [R]."""
-    return tokens.xp.exp(tokens.log_ratio_sum / tokens.at_least_one)
 
 
 class Areal(Correction):

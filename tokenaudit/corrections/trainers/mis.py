@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tokenaudit.corrections.arrays import Array
 from tokenaudit.corrections.correction import Applied, Stats
-from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, mismatch, mismatch_stats
+from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, cut_ratio, mismatch, mismatch_stats
 from tokenaudit.corrections.tokens import Tokens
 
 Level = Literal["token", "sequence", "geometric"]
@@ -96,9 +96,7 @@ class _Ratios:
         if self._of_tokens:
             self.values = tokens.clipped_ratio(LOG_RATIO_LIMIT)
         else:
-            total = tokens.log_ratio_sum
-            log_ratio = total if level == "sequence" else total / tokens.at_least_one
-            self.values = tokens.xp.exp(tokens.xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+            self.values = cut_ratio(tokens, tokens.log_ratio_sum if level == "sequence" else tokens.log_ratio_mean)
 
     def clipped(self, lower: float, upper: float) -> Array:
         """The ratios between two bounds."""

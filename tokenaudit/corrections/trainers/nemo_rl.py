@@ -95,7 +95,7 @@ class NemoRl(Correction):
         if outside is not None:
             stats["outside"] = tokens.count * xp.cast(outside, "int64") if sequence else tokens.count_of(outside)
         if kind == "seq-mask-tis":
-            mean = xp.exp(tokens.log_ratio_sum / tokens.at_least_one)
+            mean = tokens.geometric_ratio
             kept = (mean >= low) & (mean <= high)
             weight = xp.where(tokens.spread(kept), ratio, 0.0)
             keep = keep & tokens.spread(kept)

@@ -55,7 +55,7 @@ class OpenRlhf(Correction):
         if self.is_correction_type == "icepop":
             inside = (ratio >= low) & (ratio <= high)
         else:
-            geometric = tokens.xp.exp(tokens.log_ratio_sum / tokens.at_least_one)
+            geometric = tokens.geometric_ratio
             # the trainer's mean of nothing is nan, which is in no bounds
             inside = tokens.spread((geometric >= low) & (geometric <= high) & (tokens.count > 0))
         return Applied(tokens.mask & inside, tokens.mask, _zeroed(tokens, ratio, inside), stats)

@@ -111,7 +111,7 @@ class Skyrl(Correction):
             weight = tokens.spread(xp.clip(product, None, self.sequence_tis_ratio_clip_high))
             at_high = tokens.spread(stats["capped"])
         if self.sequence_mask_metric == "geometric":
-            mean = _ratio(tokens, left.log_ratio_sum / left.at_least_one)
+            mean = _ratio(tokens, left.log_ratio_mean)
             mask = self._responses(tokens, mask, stats, mean, self.geo_mask_low, self.geo_mask_high)
         elif self.sequence_mask_metric == "product":
             product = _ratio(tokens, left.log_ratio_sum)

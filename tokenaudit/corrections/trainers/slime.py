@@ -104,7 +104,7 @@ class Slime(Correction, mis.MisOptions):
         """OPSM: responses with a negative advantage that the trainer has become too unlikely to write."""
         xp = tokens.xp
         negative = xp.of(tokens.advantage < 0, "bool")
-        dropped = negative & (-tokens.log_ratio_sum / tokens.at_least_one > self.opsm_delta)
+        dropped = negative & (-tokens.log_ratio_mean > self.opsm_delta)
         kept = tokens.spread(~dropped)
         stats = {"count": tokens.count, "dropped": dropped, "length": xp.of(tokens.lengths, "int64")}
         return Applied(tokens.mask & kept, tokens.mask, xp.cast(kept, "float32"), stats)

@@ -107,7 +107,7 @@ class Trl(Correction):
             if dropped is not None:
                 keep = keep & ~dropped
         if self.off_policy_mask_threshold is not None:
-            near = -tokens.log_ratio_sum / tokens.at_least_one <= self.off_policy_mask_threshold
+            near = -tokens.log_ratio_mean <= self.off_policy_mask_threshold
             kept = tokens.spread(near | xp.of(tokens.advantage >= 0, "bool"))
             keep = keep & kept
             weight = xp.cast(kept, tokens.dtype) if weight is None else xp.where(kept, weight, 0.0)

@@ -10,7 +10,7 @@ from pydantic import field_validator, model_validator
 
 from tokenaudit.corrections.arrays import Array
 from tokenaudit.corrections.correction import Applied, Correction, Stats
-from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, mismatch, mismatch_stats
+from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, cut_ratio, mismatch, mismatch_stats
 from tokenaudit.corrections.tokens import Tokens
 
 PREFIX = "rollout_corr/"
@@ -144,11 +144,7 @@ class Verl(Correction):
         xp, (lower, upper) = tokens.xp, self._bounds()
         sequence = self.rollout_is == "sequence"
         total = tokens.log_ratio_sum
-        ratio = (
-            xp.exp(xp.clip(total, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-            if sequence
-            else tokens.clipped_ratio(LOG_RATIO_LIMIT)
-        )
+        ratio = cut_ratio(tokens, total) if sequence else tokens.clipped_ratio(LOG_RATIO_LIMIT)
         # the trainer's figures take a lower bound of 1 / upper where none is given, and logarithms in float32
         floor = 1 / upper if lower is None else lower
         high, low = ratio > upper, ratio < floor

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from tokenaudit.corrections.arrays import Array
 from tokenaudit.corrections.correction import Applied, Correction, Stats
-from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, mismatch, mismatch_stats
+from tokenaudit.corrections.mismatch import LOG_RATIO_LIMIT, cut_ratio, mismatch, mismatch_stats
 from tokenaudit.corrections.tokens import Tokens
 
 Bounds = tuple[float, float]
@@ -72,10 +72,8 @@ class Xtuner(Correction):
     def _ratio(self, tokens: Tokens) -> Array:
         if self.rollout_is_level == "token":
             return tokens.clipped_ratio(LOG_RATIO_LIMIT)
-        total = tokens.log_ratio_sum
-        if self.rollout_is_level == "geometric":
-            total = total / tokens.at_least_one
-        return tokens.spread(tokens.xp.exp(tokens.xp.clip(total, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)))
+        of_sequence = self.rollout_is_level == "sequence"
+        return tokens.spread(cut_ratio(tokens, tokens.log_ratio_sum if of_sequence else tokens.log_ratio_mean))
 
     def metrics(self, stats: Stats) -> dict[str, float]:
         """As its `mismatch/` figures, a whole batch taken for one packed sequence, as its packed micro-batches are."""
