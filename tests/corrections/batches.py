@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ LOGPROBS = (0.0, -0.125, -0.25, -0.5, -1.0, -2.0, -4.5, -25.0, -110.0, -800.0)
 
 BOUNDS = tuple(float(np.exp(number(value))) for number in NUMBERS.values() for value in (-0.5, -0.125, 0.125, 0.5))
 """Ratios that tokens, and means of responses, may have exactly."""
+DTYPES = st.sampled_from(sorted(NUMBERS))
+LOWER = st.sampled_from([bound for bound in BOUNDS if bound < 1] + [1.0, 0.5])
+UPPER = st.sampled_from([bound for bound in BOUNDS if bound > 1] + [2.0])
 
 
 def response(*log_ratios: float, mask: tuple[int, ...] | None = None, advantage: float = 1.0) -> Response:
@@ -32,6 +35,10 @@ def response(*log_ratios: float, mask: tuple[int, ...] | None = None, advantage:
 
 GAPS = tuple(abs(float(number(np.exp(number(-0.5)) - np.exp(number(-1.0))))) for number in NUMBERS.values())
 """Differences of probabilities that tokens may have exactly."""
+
+
+def or_none(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(st.none(), values)
 
 
 @st.composite
@@ -59,6 +66,13 @@ def tokens_of(responses: Sequence[Response], dtype: str = "float64", xp: Arrays 
     lengths = np.array([len(response.mask) for response in responses], dtype=np.int64)
     advantage = np.array([response.advantage for response in responses], dtype=np.float64)
     return Tokens(xp, dtype, lengths, rollout, trained, mask, advantage)
+
+
+def applied_by(
+    kind: type[Correction], options: Mapping[str, Any], *responses: Response, dtype: str = "float64"
+) -> Applied:
+    """What a correction with some options does to responses."""
+    return kind.model_validate(options).apply(tokens_of(responses, dtype))
 
 
 def flat(rows: Sequence[Sequence[Any]]) -> list[Any]:

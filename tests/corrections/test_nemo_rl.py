@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of
 from tokenaudit.corrections.trainers.nemo_rl import NemoRl
 
 
@@ -24,8 +23,7 @@ def option(kind: str | None, high: float | None = None, low: float | None = None
     }
 
 
-def applied(options: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return NemoRl.model_validate(options).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, NemoRl)
 
 
 def test_a_ratio_that_overflows_is_0_and_not_the_cap():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.corrections.batches import BOUNDS, GAPS, NUMBERS, compare, random_responses
+from tests.corrections.batches import DTYPES, GAPS, LOWER, NUMBERS, UPPER, compare, or_none, random_responses
 from tests.oracles.slow_corrections import (
     Response,
     slow_areal,
@@ -19,15 +17,6 @@ from tests.oracles.slow_corrections import (
     slow_slime,
 )
 from tokenaudit.corrections.trainers import correction_class
-
-DTYPES = st.sampled_from(sorted(NUMBERS))
-LOWER = st.sampled_from([bound for bound in BOUNDS if bound < 1] + [1.0, 0.5])
-UPPER = st.sampled_from([bound for bound in BOUNDS if bound > 1] + [2.0])
-
-
-def or_none(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.one_of(st.none(), values)
-
 
 SLIME = st.one_of(
     st.fixed_dictionaries(

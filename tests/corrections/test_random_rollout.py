@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corrections.batches import BOUNDS, NUMBERS, compare, random_responses
+from tests.corrections.batches import DTYPES, LOWER, NUMBERS, UPPER, compare, or_none, random_responses
 from tests.oracles.slow_corrections import Response
 from tests.oracles.slow_rollout_corrections import (
     slow_nemo,
@@ -21,16 +21,9 @@ from tests.oracles.slow_rollout_corrections import (
 from tokenaudit.corrections.trainers import correction_class
 from tokenaudit.corrections.trainers.verl import REJECTIONS
 
-DTYPES = st.sampled_from(sorted(NUMBERS))
-LOWER = st.sampled_from([bound for bound in BOUNDS if bound < 1] + [1.0, 0.5])
-UPPER = st.sampled_from([bound for bound in BOUNDS if bound > 1] + [2.0])
 LEVELS = st.sampled_from(("token", "segment", "geometric", "sequence"))
 Drawn = tuple[dict[str, Any], dict[str, Any]]
 """Options as the trainer has them, and as the twin does."""
-
-
-def or_none(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.one_of(st.none(), values)
 
 
 @st.composite

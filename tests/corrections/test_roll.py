@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of
 from tokenaudit.corrections.trainers.roll import Roll
 
 RATIO = "actor/train_infer_ratio_{}_mean@sum"
 
 
-def applied(option: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return Roll.model_validate(option).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, Roll)
 
 
 def weight_of(kind: str, cap: float | None = None) -> dict[str, Any]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of
 from tokenaudit.corrections.trainers.skyrl import Skyrl
 
-
-def applied(option: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return Skyrl.model_validate(option).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, Skyrl)
 
 
 def test_bounds_of_outliers_are_inside_and_look_only_at_the_mask():

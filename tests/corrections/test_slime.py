@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of, tokens_of
 from tokenaudit.corrections.trainers.slime import Miles, Slime, SlimeMis
 
 PLAIN_MIS = {"function": "mis", "use_rs": False, "tis_batch_normalize": False}
 
 
-def applied(option: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return Slime.model_validate(option).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, Slime)
 
 
 def test_an_overflowing_ratio_gets_the_cap():

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of
 from tokenaudit.corrections.trainers.trl import Trl
 
-
-def applied(option: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return Trl.model_validate(option).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, Trl)
 
 
 def test_the_mask_of_responses_spares_an_advantage_of_0_and_a_mean_at_the_threshold():

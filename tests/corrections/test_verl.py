@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.corrections.batches import response, stats_of, tokens_of
-from tests.oracles.slow_corrections import Response
-from tokenaudit.corrections.correction import Applied
+from tests.corrections.batches import applied_by, response, stats_of
 from tokenaudit.corrections.trainers.verl import Verl
 
-
-def applied(option: dict[str, Any], *responses: Response, dtype: str = "float64") -> Applied:
-    return Verl.model_validate(option).apply(tokens_of(responses, dtype))
+applied = partial(applied_by, Verl)
 
 
 def test_rejection_cuts_each_token_before_the_sum_and_the_weight_cuts_the_sum():
