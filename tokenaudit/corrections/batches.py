@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -172,13 +173,9 @@ def _batch(step: int, pieces: list[_Piece]) -> TakenBatch:
     )
 
 
-def added(parts: Iterator[NotJudged]) -> NotJudged:
+def added(parts: Iterable[NotJudged]) -> NotJudged:
     """The sums of what can't be judged."""
-    counts = [
-        (p.no_logprobs, p.no_train_logprobs, p.other_length, p.null, p.not_finite, p.sentinel, p.responses)
-        for p in parts
-    ]
-    return NotJudged(*(sum(column) for column in zip(*counts, strict=True))) if counts else NotJudged()
+    return NotJudged(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
 
 
 def _read(plan: MaskPlan, tokens: Int64s, in_loss: Int64s, batch: LogBatch) -> _Read:
@@ -208,7 +205,7 @@ def _read(plan: MaskPlan, tokens: Int64s, in_loss: Int64s, batch: LogBatch) -> _
                     _finite(numbers["reward"])[rows],
                     own,
                     agentic[rows],
-                    added(iter((not_judged, piece[4]))),
+                    added((not_judged, piece[4])),
                 ),
             )
         )

@@ -99,18 +99,17 @@ class _MethodFilter:
         """Correct the batch of a step. Tokens that can't be judged are kept, and have no weight."""
         advantages, _ = advantages_of(batch, self._plan)
         host = self._xp.host
-        counted: list[np.ndarray[Any, Any]] = []
+        counted: list[Bools] = []
         for chunk in applied_chunks(batch, advantages, [self._asked], self._xp):
             (tokens,), (applied,) = chunk.of, chunk.applied
-            size = chunk.tokens.stop - chunk.tokens.start
-            semantic = batch.mask.part(chunk.tokens.start, chunk.tokens.stop)
-            unjudged = semantic & ~host(tokens.mask)
+            judged = host(tokens.mask)
+            unjudged = batch.mask.part(chunk.tokens.start, chunk.tokens.stop) & ~judged
             if batch.unjudged is not None:
                 unjudged |= batch.unjudged.part(chunk.tokens.start, chunk.tokens.stop)
-            dropped = host(tokens.mask) & ~host(applied.keep)
+            dropped = judged & ~host(applied.keep)
             weights = None if applied.weight is None else host(applied.weight)
             counted.append(host(applied.divides) | unjudged)
-            self.judged_tokens += int(np.count_nonzero(host(tokens.mask)))
+            self.judged_tokens += int(np.count_nonzero(judged))
             self.unjudged_tokens += int(unjudged.sum())
             ends = np.cumsum(batch.lengths[chunk.responses]).tolist()
             begin = 0
@@ -122,19 +121,16 @@ class _MethodFilter:
                     ~unjudged[part],
                 )
                 begin = end
-            assert begin == size
-        self.unjudged_tokens += batch.not_judged.tokens - self._among(batch)
-        self._loss_tokens[batch.train_step] = self._fresh(batch.entries, np.concatenate(counted or [np.zeros(0)]))
-
-    @staticmethod
-    def _among(batch: TakenBatch) -> int:
-        """Tokens that can't be judged in responses of which others can."""
         odd = batch.not_judged
-        return odd.null + odd.not_finite + odd.sentinel
+        # the others were counted above, in responses of which some tokens can be judged
+        self.unjudged_tokens += odd.no_logprobs + odd.no_train_logprobs + odd.other_length
+        self._loss_tokens[batch.train_step] = self._fresh(
+            batch.entries, np.concatenate(counted or [np.zeros(0, dtype=np.bool_)])
+        )
 
-    def _fresh(self, entries: Int64s, counted: np.ndarray[Any, Any]) -> int:
+    def _fresh(self, entries: Int64s, counted: Bools) -> int:
         """Fresh tokens among those that the loss divides by."""
         plan = self._plan.of(entries)
         oldest = np.repeat(plan.oldest_fresh, np.diff(plan.first_run))
         fresh = np.repeat(is_fresh(plan.run_version, oldest), plan.run_tokens)
-        return int(np.count_nonzero(fresh & (counted != 0)))
+        return int(np.count_nonzero(fresh & counted))

@@ -189,7 +189,7 @@ class _Run:
         self._sums = [MethodSums(asked, len(plan.tasks)) for asked in self._asked]
         self._both = np.zeros((len(methods), len(methods)), dtype=np.int64)
         self.in_loss = 0
-        """Tokens in the loss that can be judged, and the advantages of responses by where they come from."""
+        """Tokens in the loss that can be judged."""
         self.advantages_of_column = self.advantages_of_rewards = self.unknown_advantages = 0
         self.not_judged = NotJudged()
         self._unknown_tokens = 0
@@ -202,7 +202,7 @@ class _Run:
         self.advantages_of_column += int(from_column.sum())
         self.advantages_of_rewards += int((~from_column & ~is_unknown).sum())
         self.unknown_advantages += int(is_unknown.sum())
-        self.not_judged = added(iter((self.not_judged, batch.not_judged)))
+        self.not_judged = added((self.not_judged, batch.not_judged))
         stretches = stretches_of(plan, batch.entries, batch.lengths, batch.train_step)
         in_loss = np.zeros(len(stretches.response))
         unjudged = np.zeros(len(stretches.response))
