@@ -45,6 +45,7 @@ _TOTALS = (
 )  # fmt: skip
 _WEIGHTS = ("mean", "effective", "at upper bound", "largest", "p95", "p5", "p50", "at lower bound")
 """Columns that a narrow terminal keeps longest first."""
+_Parts = Mapping[str, PartFigures] | Mapping[Sign, PartFigures] | Mapping[Position, PartFigures]
 _OVERLAP = ("both drop", "only the method", "only the limit", "in common")
 
 
@@ -163,9 +164,17 @@ def _label() -> TableColumn:
     return TableColumn("method", "left", is_label=True, free_text=True)
 
 
-def _table(caption: str, names: Sequence[str], rows: Sequence[TableRow], priority: Sequence[str] = ()) -> Table:
-    fit = Fit(["method", *(priority or names)], columns_hint=COLUMNS_HINT)
-    return Table([_label(), *map(TableColumn, names)], rows, caption, fit=fit)
+def _table(
+    caption: str,
+    names: Sequence[str],
+    rows: Sequence[TableRow],
+    priority: Sequence[str] = (),
+    *,
+    free_text: bool = False,
+) -> Table:
+    """A table of methods; `free_text`: the names of columns come from files."""
+    columns = [_label(), *(TableColumn(name, free_text=free_text) for name in names)]
+    return Table(columns, rows, caption, fit=Fit(["method", *(priority or names)], columns_hint=COLUMNS_HINT))
 
 
 def _totals(methods: Sequence[MethodResult]) -> Table:
@@ -277,8 +286,7 @@ def _between(report: CorrectionsReport, labels: Mapping[str, str], methods: Sequ
     names = [method.name for method in methods]
     if len(names) <= _MOST_MATRIX and max(map(len, names)) <= _LONGEST_HEADING:
         rows = [TableRow([one, *(common.get((one, other), "") for other in names)]) for one in names]
-        columns = [_label(), *(TableColumn(name, free_text=True) for name in names)]
-        return Table(columns, rows, caption, fit=Fit(["method", *names], columns_hint=COLUMNS_HINT))
+        return _table(caption, names, rows, free_text=True)
     columns = [_label(), TableColumn("nearest method", "left", free_text=True), TableColumn("in common")]
     rows = []
     for method in methods:
@@ -287,28 +295,20 @@ def _between(report: CorrectionsReport, labels: Mapping[str, str], methods: Sequ
     return Table(columns, rows, caption)
 
 
-def _shares(
-    caption: str, methods: Sequence[MethodResult], parts_of: Callable[[MethodResult], Mapping[str, PartFigures]]
-) -> Table:
-    keys = list(dict.fromkeys(key for method in methods for key in parts_of(method)))
+def _shares(caption: str, methods: Sequence[MethodResult], parts_of: Callable[[MethodResult], _Parts]) -> Table:
+    parts = [{str(key): part for key, part in parts_of(method).items()} for method in methods]
+    names = list(dict.fromkeys(name for of_method in parts for name in of_method))
     rows = [
-        TableRow([method.name, *(_share([parts_of(method)[key]] if key in parts_of(method) else []) for key in keys)])
-        for method in methods
+        TableRow([method.name, *(_share([of_method[name]] if name in of_method else []) for name in names)])
+        for method, of_method in zip(methods, parts, strict=True)
     ]
-    columns = [_label(), *(TableColumn(str(key), free_text=True) for key in keys)]
-    return Table(columns, rows, caption, fit=Fit(["method", *map(str, keys)], columns_hint=COLUMNS_HINT))
+    return _table(caption, names, rows, free_text=True)
 
 
 def _further(methods: Sequence[MethodResult]) -> Iterator[Block]:
-    def signs(method: MethodResult) -> Mapping[str, PartFigures]:
-        return {str(sign): method.by_sign[sign] for sign in Sign if sign in method.by_sign}
-
-    def positions(method: MethodResult) -> Mapping[str, PartFigures]:
-        return {str(place): method.by_position[place] for place in Position if place in method.by_position}
-
-    yield _shares("dropped by sign of the advantage", methods, signs)
+    yield _shares("dropped by sign of the advantage", methods, lambda method: method.by_sign)
     yield Gap()
-    yield _shares("dropped by position in the response", methods, positions)
+    yield _shares("dropped by position in the response", methods, lambda method: method.by_position)
     yield Gap()
     yield _every_limit(methods)
     yield Gap()
