@@ -133,15 +133,15 @@ def test_a_file_that_unpacks_to_far_more_than_a_dump_holds_is_refused(
 def test_memory_stays_flat_while_a_file_is_unpacked(suffix: str, tmp_path: Path):
     row = ROW | {"response_len": 5000, "response_mask": [1] * 5000, "text": "x" * 20_000}
     sizes: list[int] = []
-    for count in (1_000, 2_500):
+    for count in (1_500, 4_000):
         path = tmp_path / f"a.jsonl.{suffix}"
         with path.open("wb") as file:
             for first in range(0, count, 100):
                 rows = (row | {"group_id": group} for group in range(first, first + 100))
                 file.write(PACK[suffix]("".join(f"{json.dumps(one)}\n" for one in rows).encode()))
         sizes.append(peak_kib(tmp_path, path))
-    # 35 MB and 87 MB of text, both more than what is written at once
-    assert sizes[1] < sizes[0] + 30_000
+    # 52 MB and 139 MB of text, both more than what is written at once; allocators keep some of what is freed
+    assert sizes[1] < sizes[0] + 50_000
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
