@@ -10,18 +10,16 @@ tensors of torch, padded to the longest response.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.benchmarks.beside_decode import beside_decode, seconds_of
 from tests.benchmarks.make_log import LogShape, write_log
 from tokenaudit.corrections.applying import Asked
 from tokenaudit.corrections.arrays import NumpyArrays
@@ -29,9 +27,7 @@ from tokenaudit.corrections.devices import choose_arrays
 from tokenaudit.corrections.methods import methods_of
 from tokenaudit.corrections.session import corrections_of_log
 from tokenaudit.corrections.tokens import Tokens
-from tokenaudit.log.batches import read_batches
 from tokenaudit.log.columns import bounded_spans
-from tokenaudit.log.files import open_log
 
 SPECS = (
     "verl: rollout_is=token, rollout_is_threshold=2.0",
@@ -43,36 +39,20 @@ SPECS = (
     "prime-rl",
     "areal: m2_threshold=0.04",
 )
+COLUMNS = ("logprobs", "train_logprobs", "response_mask")
 ROUNDS = 3
 RESPONSES = 30_000
 
 
-def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall clock and of all cores that something takes."""
-    wall, cores = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cores
-
-
-def decode(path: Path) -> None:
-    for _ in read_batches(open_log([path]), ("logprobs", "train_logprobs", "response_mask")):
-        pass
-
-
 def of_log(path: Path, device: str) -> None:
     methods, xp = methods_of(SPECS), choose_arrays(device)
-    # every completed response is looked at, whatever the steps took
-    tokens = corrections_of_log([path], methods, xp, overrides="policy.max_staleness=99").report.tokens
-    ratios: list[tuple[float, float]] = []
-    for _ in range(ROUNDS):
-        bare = seconds_of(lambda: decode(path))
-        own = seconds_of(lambda: corrections_of_log([path], methods, xp, overrides="policy.max_staleness=99"))
-        ratios.append((own[0] / bare[0], own[1] / bare[1]))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        times = f"corrections {own[0]:.2f} s ({own[1]:.2f} s of cores), decode {bare[0]:.2f} s ({bare[1]:.2f} s)"
-        print(f"{times}, {tokens / own[0] / 1e6:.1f} M tokens/s, peak {peak:.0f} MiB")
-    wall, cores = (statistics.median(values) for values in zip(*ratios, strict=True))
-    print(f"median: {wall:.2f} x a bare decode, {cores:.2f} x its time of cores, {xp.description}")
+
+    def correct() -> int:
+        # every completed response is looked at, whatever the steps took
+        return corrections_of_log([path], methods, xp, overrides="policy.max_staleness=99").report.tokens
+
+    median = beside_decode("corrections", correct, path, COLUMNS, tokens=correct(), rounds=ROUNDS)
+    print(f"{median}, {xp.description}")
 
 
 def against_padding() -> None:
