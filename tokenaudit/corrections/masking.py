@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tokenaudit.config.model import Config
 from tokenaudit.contracts.errors import Problem, UsageError
 from tokenaudit.corrections.advantages import advantages_of
 from tokenaudit.corrections.applying import Asked, applied_chunks
@@ -17,11 +15,9 @@ from tokenaudit.corrections.methods import Method
 from tokenaudit.corrections.taken import taken_responses
 from tokenaudit.lifecycle.staleness import is_fresh
 from tokenaudit.log.columns import Bools, Int64s
-from tokenaudit.log.digest import Digest
 from tokenaudit.log.files import Log
 from tokenaudit.masks.filters import Filtered, TokenFilter
-from tokenaudit.masks.plan import MaskPlan, Selection
-from tokenaudit.replay.request import TimelineKind
+from tokenaudit.masks.plan import MaskPlan
 
 
 class MethodMasking:
@@ -32,22 +28,13 @@ class MethodMasking:
         xp: the functions on arrays, of the device that computes.
     """
 
+    plan = staticmethod(taken_responses)
+
     def __init__(self, method: Method, xp: Arrays) -> None:
         self._method = method
         self._xp = xp
         self.description = method.name
         self.weight_type = method.dtype
-
-    def plan(
-        self,
-        digest: Digest,
-        config: Config,
-        timeline: TimelineKind | None,
-        selection: Selection | None,
-        on_progress: Callable[[int], None] | None,
-    ) -> MaskPlan:
-        """The responses; see `taken.taken_responses`."""
-        return taken_responses(digest, config, timeline, selection, on_progress)
 
     def begin(self, log: Log, plan: MaskPlan) -> TokenFilter:
         """Begin to correct the responses of a plan.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from tokenaudit.contracts.errors import Notice, NoticeLevel, Problem, RuleError, UsageError, shown
 from tokenaudit.contracts.metrics import CORRECTION_METRICS
-from tokenaudit.corrections.result import MethodResult, TokenCounts
 from tokenaudit.gate.baseline import check_baseline, check_judgeable
 from tokenaudit.gate.judge import judge
 from tokenaudit.gate.report import GateReport, LocatedRule
@@ -19,6 +18,9 @@ from tokenaudit.replay.result import TASKS, TRAIN_STEP, Corrected, Result
 from tokenaudit.replay.session import Run, replay_log, result_of
 from tokenaudit.simulate.notices import stuck_problems
 from tokenaudit.simulate.session import simulate_workload
+
+if TYPE_CHECKING:
+    from tokenaudit.corrections.result import MethodResult, TokenCounts
 
 _ARGUMENT = "rules"
 """What messages call the place of rules that a function was given."""
@@ -100,6 +102,7 @@ def with_corrections(
         return result
     from tokenaudit.corrections.devices import choose_arrays
     from tokenaudit.corrections.methods import methods_of, name_of
+    from tokenaudit.corrections.result import TokenCounts
     from tokenaudit.corrections.session import corrections_of_log
 
     report = corrections_of_log(request, methods_of(names, methods_file), choose_arrays("auto")).report
